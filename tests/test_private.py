@@ -99,6 +99,6 @@ def test_stored_arrays_offer_no_way_around_read_and_write() -> None:
     offered = {name for name in dir(Stored) if not name.startswith("_")}
     assert offered == {
         "address", "assign", "away", "bytes", "check", "checked", "deferred", "device", "dtype", "has_optimizer",
-        "initialised", "map", "name", "ndim", "numpy", "read", "role", "serial", "set_trainable", "shape", "size",
-        "uninitialised", "version", "wrap", "write",
+        "each", "initialised", "map", "members", "name", "ndim", "numpy", "read", "role", "serial", "set_trainable",
+        "shape", "size", "stack", "uninitialised", "version", "wrap", "write",
     }  # fmt: skip

@@ -282,7 +282,7 @@ def test_check_gradients_finds_one_wrong_entry() -> None:
         loss = ops.sum(ops.sin(w)) + ops.sum(bad(w) * gl.constant(mask)) + ops.sum(v)
         with pytest.raises(
             gl.GradientError,
-            match=r"check_gradients: w at .*\[1,2\]: gradient 2\.\d+, finite difference 2\.5\d*; error",
+            match=r"check_gradients: w at .*\[1,2\]: gradient 2\.\d+, finite difference 2\.5\d*, .*error",
         ):
             gl.check_gradients(loss)
         assert gl.check_gradients(loss, parameters=[v]) < 1e-8
@@ -297,6 +297,31 @@ def test_check_gradients_notices_a_gradient_that_is_missing() -> None:
     loss = ops.sum(ops.where(ops.greater(w, 0.4999999), 3.0 * gl.constant([1.0, 1.0]), 0.0)) + ops.sum(w) * 0.0
     with pytest.raises(gl.GradientError, match="gradient 0, finite difference"):
         gl.check_gradients(loss)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-12])
+def test_check_gradients_finds_half_of_a_small_gradient(scale: float) -> None:
+    w, v = gl.parameter(np.linspace(1, 2, 200), "w"), gl.parameter(np.ones(3), "v")
+    loss = (ops.sum(ops.sin(w)) + ops.sum(v)) * scale
+    found = gl.check_gradients(loss, entries=5)
+    assert found < 1e-6 and (found.tried, found.size) == (8, 203)
+    with pytest.raises(gl.GradientError, match="8 of 203"):
+        gl.check_gradients(loss * 0.5 + ops.detach(loss) * 0.5, entries=5)
+    with pytest.raises(gl.GradientError, match="v"):  # of one parameter alone
+        gl.check_gradients((ops.sum(ops.sin(w)) + ops.sum(v) * 0.5 + ops.sum(ops.detach(v)) * 0.5) * scale)
+
+
+def test_check_gradients_accepts_exact_zeros_and_cancelling_terms() -> None:
+    w = gl.parameter(np.linspace(-1, 3, 7), "w")
+    assert gl.check_gradients(ops.sum(ops.softmax(w)) * 1e3 - 1e3) <= 1e-5
+    assert gl.check_gradients(ops.sum(ops.softmax(w)) - 1.0) <= 1e-5
+
+
+def test_check_gradients_with_nothing_to_try_is_refused() -> None:
+    with pytest.raises(gl.GradientError, match="0 trainable parameters"):
+        gl.check_gradients(ops.sum(gl.constant(np.ones(3))))
+    with pytest.raises(gl.SettingError, match="entries"):
+        gl.check_gradients(ops.sum(gl.parameter(np.ones(3))), entries=0)
 
 
 def test_check_gradients_of_a_whole_model() -> None:

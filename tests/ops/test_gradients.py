@@ -10,15 +10,17 @@ import pytest
 
 from gradloom.base.dtypes import bf16, f16, f32
 from gradloom.base.dtypes import dtype as dtype_of
+from gradloom.base.errors import GradientError
 from gradloom.graph.declaration import Sample
 from gradloom.graph.grad import gradients
 from gradloom.graph.graph import reachable
 from gradloom.graph.leaves import input
 from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.value import Value
-from gradloom.ops import add, cast, mul
+from gradloom.ops import add, cast, detach, mul
 from gradloom.ops import sum as sum_over
 from gradloom.ops.common import Quantised
+from gradloom.run.compare import check_gradients
 from gradloom.run.feeds import leaves
 from gradloom.run.numpy_backend import evaluate
 from tests.ops.cases import case_id, node_of, operand, rounds_inside, sampled_ops, samples_of
@@ -210,3 +212,20 @@ def test_every_float_input_has_a_gradient_that_is_checked_or_an_op_that_says_why
             dtype_of(x.dtype) for _, n in CASES if _ == op_name for x in samples_of(op_name)[n].inputs if is_float(x)
         }
         assert {f16, bf16} <= kinds, f"{op_name} is never differentiated for halves"
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_check_gradients_accepts_it_and_finds_half_of_it(case):
+    """However small the loss is, whose gradient is in the same proportion to it."""
+    made = Differentiated(*case)
+    used = leaves(reachable([made.loss]), "input")
+    feeds = {k: x for k, x in made.at.items() if k in used}
+    wrt = [value for value in made.wrt if made.names[value] in used]
+    for scale in (1.0, 1e-9):
+        loss = mul(made.loss, scale)
+        found = check_gradients(loss, feeds, parameters=wrt, entries=2)
+        assert 0 < found.tried <= found.size == sum(v.size for v in wrt)
+    if any(g is not None and np.abs(made.evaluate([g], made.at)[g]).max() > 1e-3 for g in made.grads):
+        half = add(mul(loss, 0.5), mul(detach(loss), 0.5))  # its value, and half of its gradient
+        with pytest.raises(GradientError, match="tried"):
+            check_gradients(half, feeds, parameters=wrt, entries=1)

@@ -332,3 +332,33 @@ def test_ranks_refuse_different_groups():
         return train(mlp, ranks, 16, optimizer=SGD(momentum=0.9, nesterov=bool(ranks.rank)))
 
     assert all(isinstance(error, gl.TrainError) for error in on_ranks(2, other))
+
+
+@pytest.mark.parametrize("groups", [[{"match": "norms_and_biases", "lr": 0.1}], [{"match": "not_2d", "lr": 0.1}]])
+def test_a_word_that_matches_no_parameter_is_refused(groups):
+    model = gl.nn.Linear(3, 2, bias=False).init(0)
+    word = groups[0]["match"]
+    with pytest.raises(gl.SettingError, match=word):
+        SGD(model.named_parameters(), groups=groups)
+    with pytest.raises(gl.SettingError, match=word):
+        gl.Trainer(model, optimizer=SGD(groups=groups))
+
+
+def test_no_decay_without_norms_and_biases_is_refused():
+    model = gl.nn.Linear(3, 2, bias=False).init(0)
+    with pytest.raises(gl.SettingError, match="no_decay"):
+        gl.Trainer(model, optimizer=AdamW(weight_decay=0.1, no_decay="norms_and_biases"))
+
+
+def test_an_optimiser_that_trains_nothing_is_refused():
+    """Its rate would have no effect, however the groups are written."""
+    others = (
+        [{"match": "*", "optimizer": AdamW(lr=0.1)}],
+        [{"match": "*", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}],
+    )
+    for groups in others:
+        with pytest.raises(gl.SettingError, match="no effect"):
+            SGD(net().named_parameters(), lr=0.5, groups=groups)
+        with pytest.raises(gl.SettingError, match="no effect"):
+            gl.Trainer(net(), optimizer=SGD(lr=0.5, groups=groups))
+    SGD(net().named_parameters(), lr=0.5, groups=[{"match": "*", "lr": 0.1}])  # the rest is read

@@ -147,3 +147,42 @@ def test_another_precision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADLOOM_PRECISION", "bf16")
     assert named(gl.compile(x @ x).program, "round_bf16")
     assert not named(gl.compile(x @ x, precision="f32").program, "round_bf16")
+
+
+def constants(*shapes: tuple[int, ...]) -> list[Value]:
+    rng = np.random.default_rng(3)
+    return [gl.constant(rng.standard_normal(shape).astype(np.float32)) for shape in shapes]
+
+
+def of_constants() -> dict[str, Value]:
+    """Products whose operands are constants, or are folded to constants."""
+    a, b, image, filters = constants((8, 16), (16, 4), (2, 3, 6, 6), (4, 3, 3, 3))
+    q, k, v = constants((2, 8, 2, 16), (2, 8, 2, 16), (2, 8, 2, 16))
+    positions = gl.constant(np.tile(np.arange(8, dtype=np.int32), (2, 1)))
+    return {
+        "product": a @ b,
+        "sum of constants": (a + 0.125) @ (b * 3.0),
+        "view": ops.matmul(ops.reshape(a, (16, 8)), ops.permute(b, (1, 0)), transpose_x=True, transpose_y=True),
+        "activation": ops.relu(a @ b),
+        "product of a product": ops.matmul(a @ b, b, transpose_y=True),
+        "convolution": ops.reshape(ops.conv2d(image, filters), (8, -1)),
+        "attention": ops.reshape(ops.attention(q, k, v, positions, scale=0.25)[0], (8, -1)),
+    }
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("case", list(of_constants()))
+def test_operands_that_are_constants_are_rounded(case: str, fuse: bool) -> None:
+    value = of_constants()[case]
+    x = gl.input("x", value.shape)
+    data = np.zeros(value.shape, np.float32)
+    run = gl.compile([value + x], precision="bf16", fuse=fuse)(x=data)[0]
+    defined = gl.compile([value + x], backend="numpy", precision="bf16")(x=data)[0]
+    exact = gl.compile([value + x], backend="numpy")(x=data)[0]
+    largest = np.abs(exact).max()
+    assert np.abs(run - defined).max() <= 2e-6 * largest, "as the definition rounds"
+    assert np.abs(run - exact).max() > 1e-4 * largest, "not as in f32"
+    for kernels in (True, False):
+        made = program([value + x], kernels=kernels, fuse=fuse)
+        assert all(not node.op.rounds for node in rewrite(gather([value + x])).nodes), "f32 folds it"
+        assert [node for node in made.nodes if node.op.rounds] or not kernels

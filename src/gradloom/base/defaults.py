@@ -23,6 +23,10 @@ MEMBERS = 8  # networks of the ensemble that learns a table
 VALIDATED = 0.15  # share of a table's training rows that say when its training ends
 LEAST_VALIDATED = 100  # training rows of which a share can say that
 PATIENCE = 15  # evaluations without improvement
+# The first learning rate of a fine-tuning: of an adapter, and of the model's own tensors
+FINETUNE_RATES = {"lora": 2e-4, "full": 2e-5}
+FINETUNE_SCHEDULE, FINETUNE_WARMUP = "cosine", 0.03  # the warm-up is a share of the steps
+FINETUNE_BATCH = 4
 
 
 def hidden_for(images: bool) -> list[int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from ..base.defaults import FINETUNE_BATCH, FINETUNE_RATES, FINETUNE_SCHEDULE, FINETUNE_WARMUP
 from .common import Json
 from .config import Asked
 from .language import (
@@ -82,7 +83,7 @@ class FinetuneSettings:
         ),
     ] = None
     context: Annotated[Whole | None, typer.Option(help="Tokens per row. [default: 512, or the model's]")] = None
-    batch_size: Annotated[Whole, typer.Option(help="Rows per step.")] = 4
+    batch_size: Annotated[Whole, typer.Option(help="Rows per step.")] = FINETUNE_BATCH
     micro_batch_size: Annotated[
         Whole | None, typer.Option(help="Rows computed at a time. [default: about 512 tokens]")
     ] = None
@@ -90,9 +91,9 @@ class FinetuneSettings:
     steps: Annotated[Whole | None, typer.Option(help="Steps, in place of epochs.")] = None
     lr: Annotated[Rate, typer.Option(help="The highest rate. [default: 2e-4; full 2e-5]")] = decided
     schedule: Annotated[Literal["cosine", "linear", "constant"], typer.Option(help="cosine, linear or constant.")] = (
-        "cosine"
+        FINETUNE_SCHEDULE  # type: ignore[assignment]
     )
-    warmup: Annotated[Share, typer.Option(help="Share of the steps in which the rate grows.")] = 0.03
+    warmup: Annotated[Share, typer.Option(help="Share of the steps in which the rate grows.")] = FINETUNE_WARMUP
     weight_decay: Annotated[Decay, typer.Option(help="Of AdamW.")] = 0.0
     optimizer: Annotated[
         Optimizer,
@@ -199,7 +200,7 @@ def settle(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
     out = use.out or _out_of(use.method)
     return replace(
         use,
-        lr=use.lr or (2e-4 if use.method == "lora" else 2e-5),
+        lr=use.lr or FINETUNE_RATES[use.method],
         precision=as_precision(use.precision),
         out=out,
         run=use.run or run_beside(out),

@@ -20,6 +20,7 @@ from ..base.arrays import as_array
 from ..base.dtypes import DType, Shaped, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
 from .scope import current_device
+from .stack import Stack
 
 # What programs and callers may do with a stored array:
 #   trained   an optimiser updates it
@@ -191,6 +192,7 @@ class Stored(Shaped):
     reached by `read` and `write`; of a quantised dtype it holds the bytes of the blocks. device: where the caller said
     that programs on several devices keep it, None where nothing was said. away: who holds the newest
     contents, when a program on another device has written them; whoever reads or writes the array here gets them first.
+    stack: its layout, where it holds several equal arrays.
 
     Contents that follow from a rule take no memory before somebody reads or writes them: those of `deferred`, and one
     number for all (np.broadcast_to). So a step of any size is built, planned and proved without its arrays. One made by
@@ -199,7 +201,7 @@ class Stored(Shaped):
 
     __slots__ = (
         "__weakref__", "_array", "_make", "away", "check", "device", "dtype", "has_optimizer", "name", "role", "serial",
-        "shape", "version",
+        "shape", "stack", "version",
     )  # fmt: skip
 
     def __init__(self, name: str, data: object, kind: str | DType = "f32", role: Role = "state") -> None:
@@ -213,6 +215,7 @@ class Stored(Shaped):
         self.version = 0
         self.away: Away | None = None
         self.device: str | None = current_device()
+        self.stack: Stack | None = None
         self.check: Callable[[], object] | None = None
         self._make: Callable[[], np.ndarray] | None = None
         self._array: np.ndarray | None = None
@@ -242,7 +245,7 @@ class Stored(Shaped):
         stored.serial = next_serial()
         stored.name, stored.dtype, stored.role, stored.version = name, dtype(kind), role, 0
         stored.shape, stored.check, stored.has_optimizer = tuple(shape), None, False
-        stored._array, stored._make, stored.away, stored.device = None, make, None, None
+        stored._array, stored._make, stored.away, stored.device, stored.stack = None, make, None, None, None
         return stored
 
     @classmethod
@@ -251,6 +254,16 @@ class Stored(Shaped):
         stored = cls.deferred(name, shape, None, role=role)
         stored.device = current_device()
         return stored
+
+    @property
+    def each(self) -> tuple[int, ...]:
+        """The shape of each array of a stack; of an array that is no stack, its own."""
+        return self.shape if self.stack is None else self.stack.shape
+
+    @property
+    def members(self) -> int:
+        """Independent networks whose arrays it holds, in equal parts along its first axis."""
+        return 1 if self.stack is None else self.stack.members
 
     @property
     def initialised(self) -> bool:
@@ -396,7 +409,7 @@ class Stored(Shaped):
                 made = Stored.uninitialised(self.name, self.shape, self.role)
             memo[id(self)] = made
             made.version, made.check, made.has_optimizer = self.version, self.check, self.has_optimizer
-            made.device = self.device
+            made.device, made.stack = self.device, self.stack
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -407,7 +420,7 @@ class Stored(Shaped):
         with held((self,)):
             contents = self._contents.copy() if self.initialised else self.shape
             state = self.name, contents, self.dtype, self.role, self.version, self.has_optimizer
-            return _unpickled, (*state, self.device)
+            return _unpickled, (*state, self.device, self.stack)
 
     def __repr__(self) -> str:
         return f"Stored({self.name}, {self.dtype.name}{list(self.shape)})"
@@ -415,14 +428,14 @@ class Stored(Shaped):
 
 def _unpickled(
     name: str, contents: np.ndarray | tuple[int, ...], kind: DType, role: Role, version: int, has_optimizer: bool,
-    device: str | None,
+    device: str | None, stack: Stack | None = None,
 ) -> Stored:  # fmt: skip
     """contents: the shape alone where it has none yet."""
     if isinstance(contents, tuple):
         stored = Stored.uninitialised(name, contents, role)
     else:
         stored = Stored(name, contents, kind, role)
-    stored.version, stored.has_optimizer, stored.device = version, has_optimizer, device
+    stored.version, stored.has_optimizer, stored.device, stored.stack = version, has_optimizer, device, stack
     return stored
 
 

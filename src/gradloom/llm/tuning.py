@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import as_share, as_whole, f32_hint, in_f32
+from ..base.defaults import FINETUNE_BATCH, FINETUNE_RATES, FINETUNE_SCHEDULE, FINETUNE_WARMUP
 from ..base.errors import SettingError
 from ..base.interval import as_interval
 from ..base.patterns import as_patterns, matched
@@ -38,7 +40,6 @@ from .sample_texts import EVERY, TOKENS, TextSampler, prompts_of
 METHODS = ("lora", "full")
 SCHEDULES = ("cosine", "linear", "constant")
 MICRO_TOKENS = 512  # a micro-batch has about so many: enough for the matrix products to be fast
-LR, WARMUP = 2e-4, 0.03
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Settings:
     context      tokens per row, at most the model's
     batch_size   rows per optimiser step; micro_batch_size: rows computed at once, by default about 512 tokens
     epochs       passes over the training rows; or steps: optimiser steps (then as many passes as that takes)
-    lr           the highest rate, by default 2e-4; schedule: "cosine" (the default) or "linear" down to 0, or
-                 "constant", after `warmup` (a share of the steps, by default 0.03) of linear growth; weight_decay:
-                 of the optimiser, by default 0
+    lr           the highest rate, by default 2e-4 for a LoRA and 2e-5 for tensors of the model; schedule: "cosine" (the
+                 default) or "linear" down to 0, or "constant", after `warmup` (a share of the steps, by default 0.03)
+                 of linear growth; weight_decay: of the optimiser, by default 0
     optimizer    "adamw" (the default), "sgd", "lion", ...: a class of gl.optim with these four settings and else its
                  defaults; or an optimiser (with groups, say), in place of the four. One with parameters (those of the
                  adapter) keeps its state: steps, moments, schedule and the order of rows go on where it stands, in this
@@ -77,7 +78,7 @@ class Settings:
     tensors: Any = None
     train_dtype: str | None = None
     context: int | None = None
-    batch_size: int = 4
+    batch_size: int = FINETUNE_BATCH
     micro_batch_size: int | None = None
     epochs: int | None = None
     steps: int | None = None
@@ -109,11 +110,12 @@ class Settings:
             raise SettingError(
                 f"finetune: {', '.join(unheeded)} beside an optimizer, which has its own; need one of them"
             )
-        for name, default in (("lr", LR), ("schedule", "cosine"), ("warmup", WARMUP)):
+        for name, default in (("schedule", FINETUNE_SCHEDULE), ("warmup", FINETUNE_WARMUP)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         _check_one_of("schedule", self.schedule, SCHEDULES)
-        _check_number("lr", self.lr, 0.0, math.inf)
+        if self.lr is not None:
+            _check_number("lr", self.lr, 0.0, math.inf)
         _check_number("warmup", self.warmup, 0.0, 1.0)
         if self.val_split is not None:
             as_share("val_split", self.val_split)
@@ -135,6 +137,14 @@ class Settings:
             if name not in given:
                 object.__setattr__(self, name, default)
         as_interval("finetune: sample_every", self.sample_every, "steps", "epochs")
+
+    def settled(self, adapter: Adapter) -> Settings:
+        """With the default rate of what is trained."""
+        if self.lr is not None:
+            return self
+        made = copy.copy(self)
+        object.__setattr__(made, "lr", FINETUNE_RATES["lora" if isinstance(adapter, LoRA) else "full"])
+        return made
 
     def rate(self, steps: int) -> schedules.Warming:
         """The learning rate of each of so many steps, counted from 0."""
@@ -230,7 +240,8 @@ class Tuning:
     step is compiled for a device that runs it."""
 
     def __init__(self, job: Job) -> None:
-        model, adapter, settings, layers = job.model, job.adapter, job.settings, job.layers
+        model, adapter, layers = job.model, job.adapter, job.layers
+        settings = job.settings.settled(adapter)
         options = placed_options(job.options, layers)
         self.job, self.model, self.adapter, self.settings, self.layers = job, model, adapter, settings, layers
         self.context, self.ranks, self.saver = job.context, job.ranks, job.saver

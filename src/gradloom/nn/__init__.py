@@ -24,6 +24,7 @@ from .layers import (
     Tanh,
 )
 from .module import Module
+from .stacked import stacked
 
 __all__ = [
     "GELU",
@@ -50,4 +51,5 @@ __all__ = [
     "Softmax",
     "Standardize",
     "Tanh",
+    "stacked",
 ]

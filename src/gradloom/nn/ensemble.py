@@ -15,6 +15,7 @@ from ..graph.leaves import constant
 from ..graph.value import Value, describe
 from .layers import Dropout, Sequential, activation_function, activation_name, need_positive
 from .module import Module, normal, uniform
+from .stacked import stacked
 
 AVERAGES = ("probabilities", "outputs")
 _UNLIKELY = -1e30  # the logarithm of a probability that counts for nothing
@@ -31,8 +32,8 @@ class MemberLinear(Module):
         need_positive("MemberLinear", members=members, n_in=n_in, n_out=n_out)
         self.act = activation_function(activation)
         bound = 1 / math.sqrt(n_in)
-        self.weight = self.parameter((members, n_in, n_out), uniform(bound))
-        self.bias = self.parameter((members, 1, n_out), uniform(bound))
+        self.weight = stacked(self.parameter((members, n_in, n_out), uniform(bound)), (n_in, n_out), members)
+        self.bias = stacked(self.parameter((members, 1, n_out), uniform(bound)), (n_out,), members)
 
     def arguments(self) -> dict[str, Any]:
         members, n_in, n_out = self.weight.shape
@@ -64,11 +65,14 @@ class Periodic(Module):
         if not 0 < self.scale < math.inf:
             raise SettingError(f"Periodic: scale={scale!r} is not usable; need a number above 0")
         self.members = members
-        count, bound = len(self.columns) * (members or 1), 1 / math.sqrt(frequencies)
-        self.coefficients = self.parameter((count, 1, frequencies), normal(self.scale))
-        self.phases = self.parameter((count, 1, frequencies), uniform(math.pi))
-        self.weight = self.parameter((count, frequencies, width), uniform(bound))
-        self.bias = self.parameter((count, 1, width), uniform(bound))
+        networks = members or 1
+        count, bound = len(self.columns) * networks, 1 / math.sqrt(frequencies)
+        shape, waves = (count, 1, frequencies), (frequencies,)
+        self.coefficients = stacked(self.parameter(shape, normal(self.scale)), waves, networks)
+        self.phases = stacked(self.parameter(shape, uniform(math.pi)), waves, networks)
+        weight = self.parameter((count, frequencies, width), uniform(bound))
+        self.weight = stacked(weight, (frequencies, width), networks)
+        self.bias = stacked(self.parameter((count, 1, width), uniform(bound)), (width,), networks)
 
     def arguments(self) -> dict[str, Any]:
         _, frequencies, width = self.weight.shape

@@ -74,7 +74,8 @@ def clip_grad_norm(grads: GradientSource | Optimizer, max_norm: float) -> Any:
 
     grads: what tape.backward gave (the norm is a scalar Tensor, computed with the step; the gradients themselves stay
     as they are, their `weight` changes), or an optimiser that has accumulated gradients (the norm is a number, measured
-    now, and its next `step()` clips). SettingError unless max_norm is above 0.
+    now, and its next `step()` clips). SettingError unless max_norm is above 0. The norm is global also where members of
+    an nn.Ensemble are trained (max_norm= of gl.fit and gl.Trainer bounds each member's).
     """
     max_norm = check_max("max_norm", max_norm)
     if isinstance(grads, Optimizer):

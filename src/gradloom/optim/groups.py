@@ -20,8 +20,8 @@ from .rule import UpdateRule
 GroupSettings = Mapping[str, Any]
 
 WORDS = {"norms_and_biases": lambda shape: len(shape) <= 1, "not_2d": lambda shape: len(shape) != 2}
-"""What stands for parameters by their shape: norms_and_biases for those of at most one axis (biases, gains of norms),
-but not embeddings; not_2d for all but matrices."""
+"""Words that select parameters by their shape (of a stack: by that of each array): norms_and_biases those of at most
+one axis (biases, gains of norms), but not embeddings; not_2d all but matrices."""
 
 
 class ParameterGroup:
@@ -116,19 +116,40 @@ class Groups:
         return group.rule_for(shape)
 
     def check(self, named: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-        """SettingError for a pattern that matches none of all parameters, and for a group that gets none of them."""
+        """SettingError for a pattern or a word that matches none of all parameters, for a group that gets none of them,
+        and for an optimiser whose settings no parameter reads. Shapes: those of each array of a stack."""
         named = list(named)
-        taken: set[str] = set()
+        name, taken = type(self._base).__name__, set[str]()
         for i, group in enumerate(self.stated):
-            who = f"{type(self._base).__name__}: groups[{i}]"
-            matched(who, [m for m in group.match if m not in WORDS], [name for name, _ in named])
-            held = {name for name, shape in named if group.holds(name, shape)}
-            if held and held <= taken:
+            who = f"{name}: groups[{i}]"
+            matched(who, [m for m in group.match if m not in WORDS], [one for one, _ in named])
+            for word in (m for m in group.match if m in WORDS):
+                _need_match(who, word, named)
+            held = {one for one, shape in named if group.holds(one, shape)}
+            if held <= taken:
                 raise SettingError(f"{who}: an earlier group has all that {group.match} matches; need another order")
             taken |= held
+        if not self._decays:
+            _need_match(f"{name}: no_decay", "norms_and_biases", named)
+        if named and not any(self._reads_base(self.rule_of(*one)) for one in named):
+            used = sorted({type(self.rule_of(*one)).__name__ for one in named})
+            raise SettingError(
+                f"{name}: its groups give every parameter to {', '.join(used)}, so its own settings have no effect; "
+                f"use gl.optim.{used[0]} instead, or narrower patterns"
+            )
+
+    def _reads_base(self, rule: UpdateRule) -> bool:
+        """Whether a rule reads a setting that is the optimiser's own."""
+        return any(rule.keys.get(name, name) in self._base.names for name in rule.names)
 
     @property
     def rules(self) -> list[UpdateRule]:
         """All rules, the optimiser first."""
         groups = [self.all[-1], *self.stated]
         return [rule for g in groups for rule in (g.rule, g.undecayed) if rule is not None]
+
+
+def _need_match(who: str, word: str, named: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """SettingError unless the word stands for one of these parameters."""
+    if not any(WORDS[word](shape) for _, shape in named):
+        raise SettingError(f"{who}: {word!r} matches no parameter; leave it out")

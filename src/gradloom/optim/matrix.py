@@ -12,6 +12,7 @@ from .. import ops
 from ..base.arguments import as_whole, f32_hint, in_f32, one_line
 from ..base.errors import SettingError
 from ..graph.value import Value
+from .members import to_arrays
 from .optimizer import Optimizer
 from .rule import Schedule, UpdateInputs
 
@@ -22,6 +23,7 @@ class Adafactor(Optimizer):
 
     With t the parameter's step from 1, mix = t^beta2_decay, rho = min(lr, 1 / sqrt(t)) and
     alpha = max(eps2, rms(w)) * rho: w <- w(1 - lr*wd) - alpha * u / max(1, rms(u) / d), u = g / sqrt(max(v, eps1^2)).
+    rms is over all elements of a parameter; of one that holds the members of an Ensemble, over those of each member.
     A parameter of two and more axes keeps r and c, means over its last and its last but one axis of g^2, each
     r + mix * (mean - r), and v is
     r*c / max(mean of r, eps1); others keep v itself. eps1: by default that of f32, 2^-23.
@@ -71,7 +73,8 @@ class Adafactor(Optimizer):
                 estimate = rows * columns / ops.maximum(ops.mean(rows, -2, keepdims=True), eps1)
                 pairs += [r, rows, c, columns]
             u = g / ops.sqrt(ops.maximum(estimate, eps1 * eps1))
-            alpha = ops.maximum(eps2, _rms(w)) * rho / ops.maximum(1.0, _rms(u) / d)
+            members = w.stored.members
+            alpha = ops.maximum(eps2, _rms(w, members)) * rho / ops.maximum(1.0, _rms(u, members) / d)
             pairs += [w, w * (1.0 - lr * decay) - alpha * u]
         return ops.assign(*pairs)
 
@@ -88,8 +91,9 @@ class Muon(Optimizer):
     w <- w(1 - lr*wd) - lr*scale*x. adjust_lr_fn: scale, "original" sqrt(max(1, rows / columns)), or "match_rms_adamw"
     0.2 sqrt(max(rows, columns)), with which AdamW's rate and decay serve (Liu et al., arXiv 2502.16982).
 
-    It is for the matrices of hidden layers. What is no matrix is a SettingError: give it (and embeddings and the last
-    layer) an optimiser of its own:
+    It is for the matrices of hidden layers, and steps each matrix of a stack (gl.nn.stacked, the layers of an
+    nn.Ensemble) by itself. What is no matrix is a SettingError: give it (and embeddings and the last layer) an
+    optimiser of its own:
 
         Muon(lr=0.02, groups=[{"match": ["not_2d", "head.*"], "optimizer": AdamW(lr=3e-4)}])
     """
@@ -114,15 +118,17 @@ class Muon(Optimizer):
         lr, momentum, eps, decay = (self.scalar(name) for name in self.names)
         pairs: list[Value] = []
         for w, g, m in zip(given.parameters, given.mean_gradients(), given.state["m"], strict=True):
-            if w.ndim != 2:
+            if len(w.stored.each) != 2:
                 name: Any = w.name or "a parameter"
                 raise SettingError(
-                    f"Muon: {name} has shape {list(w.shape)}; need matrices, and for the rest "
-                    'groups=[{"match": "not_2d", "optimizer": AdamW(lr=...)}]'
+                    f"Muon: {name} has shape {list(w.shape)}; need matrices (or a stack of them: gl.nn.stacked), and "
+                    'for the rest groups=[{"match": "not_2d", "optimizer": AdamW(lr=...)}]'
                 )
             new = momentum * m + (1.0 - momentum) * g
-            step = self._orthogonal(momentum * new + (1.0 - momentum) * g if self.nesterov else new, eps)
-            rows, columns = w.shape
+            step = momentum * new + (1.0 - momentum) * g if self.nesterov else new
+            rows, columns = w.stored.each
+            shape = (rows, columns) if w.stored.stack is None else (-1, rows, columns)
+            step = ops.reshape(self._orthogonal(ops.reshape(step, shape), eps), w.shape)
             scale = 0.2 * math.sqrt(max(rows, columns))
             if self.adjust_lr_fn == "original":
                 scale = math.sqrt(max(1.0, rows / columns))
@@ -130,22 +136,27 @@ class Muon(Optimizer):
         return ops.assign(*pairs)
 
     def _orthogonal(self, x: Value, eps: Value) -> Value:
-        """Newton and Schulz's iteration on x [rows, columns], on the side with fewer numbers."""
+        """Newton and Schulz's iteration on each matrix of x [..., rows, columns], on the side with fewer numbers."""
         a, b, c = COEFFICIENTS
-        tall = x.shape[0] > x.shape[1]
+        other_way = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
+        tall = x.shape[-2] > x.shape[-1]
         if tall:
-            x = ops.permute(x, (1, 0))
-        x = x / ops.maximum(ops.sqrt(ops.sum(ops.sqr(x))), eps)
+            x = ops.permute(x, other_way)
+        square = ops.sum(ops.sqr(x)) if x.ndim == 2 else ops.sum(ops.sqr(x), (-2, -1), keepdims=True)
+        x = x / ops.maximum(ops.sqrt(square), eps)
         for _ in range(self.ns_steps):
             gram = ops.matmul(x, x, transpose_y=True)
             x = a * x + ops.matmul(b * gram + c * ops.matmul(gram, gram), x)
-        return ops.permute(x, (1, 0)) if tall else x
+        return ops.permute(x, other_way) if tall else x
 
 
 def _towards(old: Value, new: Value, share: Value) -> Value:
     return old + (new - old) * share
 
 
-def _rms(x: Value) -> Value:
-    """The root of the mean square, f32[]."""
-    return ops.sqrt(ops.mean(ops.sqr(x)))
+def _rms(x: Value, members: int) -> Value:
+    """The root of the mean square, f32[]; of several members, each one's at each array along the first axis of x,
+    f32[count, 1, ...]."""
+    if members == 1:
+        return ops.sqrt(ops.mean(ops.sqr(x)))
+    return to_arrays(ops.sqrt(ops.mean(ops.reshape(ops.sqr(x), (members, -1)), 1)), x)

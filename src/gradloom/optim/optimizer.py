@@ -42,8 +42,9 @@ class Optimizer(UpdateRule):
         AdamW(groups=[{"match": "*.bias", "weight_decay": 0.0}, {"match": ["head.*", "neck.*"], "lr": schedule}])
 
     Names are those of the model, or the keys of named_parameters(). In place of a pattern, "norms_and_biases" stands
-    for all parameters of at most one axis, "not_2d" for all but matrices. SettingError for a pattern that matches
-    nothing. A group's settings are called after it: opt.settings["head.*,neck.*.lr"], or opt.groups[1].lr.
+    for all parameters of at most one axis, "not_2d" for all but matrices; of a stack (gl.nn.stacked, the layers of an
+    nn.Ensemble) the shape of each of its arrays decides. SettingError for a pattern or word that matches nothing. A
+    group's settings are called after it: opt.settings["head.*,neck.*.lr"], or opt.groups[1].lr.
     no_decay: "norms_and_biases", the parameters of at most one axis (biases, gains and biases of norms, but no
     embedding), which no weight_decay shrinks but that of a group that states it.
     A setting is an attribute, too: opt.lr is opt.settings["lr"], to read and to set; SettingError for a value out of

@@ -41,7 +41,7 @@ class OptimizerState:
         }
         self._known: set[Stored] = set()
         self._rules: dict[Stored, UpdateRule] = {}  # of the parameters that were placed
-        self._names: dict[str, tuple[int, ...]] = {}  # of all that were placed: name -> shape
+        self._names: dict[str, tuple[int, ...]] = {}  # of all that were placed: name -> shape, of a stack that of each
         self._loaded: dict[str, np.ndarray] = {}  # of parameters that are not registered yet
         self._loaded_missed: dict[int, int] = {}  # of parameters without their moments yet, by number
         self._expected: list[Named] = []  # name and shape of each parameter of the state that was loaded, in order
@@ -94,9 +94,9 @@ class OptimizerState:
         if self.optimizer.placing is None:
             return
         for name, p in named:
-            self._names[name] = p.shape
+            self._names[name] = p.stored.each
             if p.stored not in self._rules:
-                self._rules[p.stored] = self.optimizer.placing.rule_of(name, p.shape)
+                self._rules[p.stored] = self.optimizer.placing.rule_of(name, p.stored.each)
         if whole:
             self.optimizer.placing.check(self._names.items())
 
@@ -124,10 +124,12 @@ class OptimizerState:
         parameters = [
             KnownParameter(p.stored.name, p.shape, p.name, self.rule_of(p).shapes_of(p.shape)) for p in self.parameters
         ]
-        return Kept(
-            self._kind(), self._kinds(), parameters, self.chosen is not None, tuple(self.memories),
-            lambda name, shape: (self.optimizer if placing is None else placing.rule_of(name, shape)).shapes_of(shape),
-        )  # fmt: skip
+
+        def shapes_of(name: str, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+            each = self._names.get(name, shape)
+            return (self.optimizer if placing is None else placing.rule_of(name, each)).shapes_of(shape)
+
+        return Kept(self._kind(), self._kinds(), parameters, self.chosen is not None, tuple(self.memories), shapes_of)
 
     def _kinds(self) -> tuple[str, ...]:
         """The names of all that is kept of any parameter."""

@@ -13,9 +13,9 @@ from ..base.errors import BackendError, DTypeError, GraphError, SettingError
 from ..base.settings import Switches, switches
 from ..graph.graph import check_graph, check_updates
 from ..graph.scope import device_name
-from ..graph.value import Value, builds_graphs, describe
+from ..graph.value import Node, Value, builds_graphs, describe
 from ..transform.choose import check_said, said_devices, unsaid
-from ..transform.passes import rewrite, rounded
+from ..transform.passes import passes, rewrite, rounded
 from ..transform.place import place
 from ..transform.program import Program, gather
 from .backend import Backend, Buffer, check_heeded, has_kernel, named, plan_for
@@ -161,11 +161,14 @@ class _Told:
 def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches) -> Any:
     """Place a program on several devices, schedule, prove and load it; on one of them where it uses no other."""
     told = _Told(program, chosen)
-    effects = rewrite(unsaid(program), chosen.fuse).effects  # as on one device
-    program = rewrite(program, chosen.fuse, told)
-    if chosen.precision != "f32":
-        program = rounded(program, chosen.precision, lambda node: all(has_kernel(one, node) for one in made.values()))
-        told("round_products", program)
+    on_one = unsaid(program)
+    for each in passes(chosen.fuse, chosen.precision):
+        on_one = each(on_one)
+
+    def takes(node: Node) -> bool:
+        return all(has_kernel(one, node) for one in made.values())
+
+    program = rewrite(program, chosen.fuse, told, precision=chosen.precision, takes=takes)
     placed = place(program, list(made), lambda name, node: has_kernel(made[name], node))
     told("place", placed.program)
     check_graph(placed.program.nodes)
@@ -177,7 +180,7 @@ def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches)
         loaded = made[name].load(placed.program, plan)
     else:
         loaded = scheduled(placed, made, chosen)
-    loaded.effects = effects
+    loaded.effects = on_one.effects
     return loaded
 
 

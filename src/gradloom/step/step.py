@@ -4,7 +4,7 @@
         guard               ends the step before anything is written when one of them is not finite
         accumulate          adds them to the sums of a window, when several micro-batches make a step
         clip                bounds the elements of sums / weight by max_value, then makes the weight larger when the
-                            norm of sums / weight is above max_norm
+                            norm of sums / weight is above max_norm; of an ensemble each member has a norm of its own
         update              the optimiser's step on sums / weight
 
 Trainers, ranks, replicas and loops of the user's own end their steps here: no other file builds these nodes.
@@ -20,6 +20,7 @@ from .. import ops
 from ..graph.leaves import Parameter
 from ..graph.value import Value
 from ..optim.clip import clip_values, clip_weight
+from ..optim.members import clip_members
 from ..optim.state import OptimizerState
 
 
@@ -37,11 +38,15 @@ def update(
     max_norm: float | Value = math.inf,
     norm: Value | None = None,
     max_value: float | Value = math.inf,
+    each_member: bool = False,
 ) -> tuple[Value, ...]:
     """The optimiser's step on sums / weight, with elements of at most max_value, brought down to max_norm. norm: that
-    of sums / weight, where known."""
+    of sums / weight, where known. each_member: max_norm bounds the norm of each member of an ensemble, and of what
+    belongs to none, in place of the global one."""
     if isinstance(max_value, Value) or not math.isinf(max_value):
         sums, norm = clip_values(sums, weight, max_value), None
+    if each_member and (isinstance(max_norm, Value) or not math.isinf(max_norm)):
+        sums, max_norm = clip_members(parameters, sums, weight, max_norm), math.inf
     return tuple(state.update(parameters, sums, clip_weight(sums if norm is None else norm, weight, max_norm)))
 
 
@@ -80,7 +85,9 @@ def end_step(
         sums += [state.sums[p.stored] for p in others]
         if accumulates or by is not weight:
             norms.append(ops.grad_norm(by, *sums))
-        written += update(state, (*parameters, *others), sums, by, max_norm, norms[-1], max_value)
+        updated = (*parameters, *others)
+        each_member = any(p.stored.members > 1 for p in updated)
+        written += update(state, updated, sums, by, max_norm, norms[-1], max_value, each_member)
     return norms, written
 
 

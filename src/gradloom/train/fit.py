@@ -14,6 +14,7 @@ import numpy as np
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError, SettingError
 from ..base.interval import Interval
+from ..base.warned import warn
 from ..data.dataset import Dataset
 from ..nn.ensemble import Ensemble
 from ..optim.optimizer import Optimizer
@@ -100,7 +101,8 @@ def fit(
     epoch included. on_epoch may change a
     Module (a layer, a mode, a number): the next epoch builds it anew, see Trainer; with ranks, where rank 0 alone calls
     listeners, that is a TrainError. max_norm: an optimiser step divides its gradients, if their global norm is above
-    this, down to it; max_value: before that, it holds each of their elements between -max_value and max_value.
+    this, down to it; of an nn.Ensemble, the gradients of each member have a norm of their own (layers that members
+    share have one, too). max_value: before that, it holds each of their elements between -max_value and max_value.
     ema: the decay of a moving average of the weights, 0 for none: it begins as the weights before the first step, each
     optimiser step moves it by 1 - ema of the difference, validation and on_epoch see the model with it, and in the end
     the model holds it; running statistics are the model's own. The weights that were trained are the other set:
@@ -147,6 +149,8 @@ def fit(
         with agreed(ranks):
             data = as_dataset(data)
             epochs, progress = as_whole("epochs", epochs, 0), as_bool("progress", progress)
+            if not epochs and is_root(ranks):
+                warn("fit: epochs=0 trains nothing; the model stays as it is")
             seed = as_whole("seed", seed, 0)
             train_rows, val_rows = data.split(val_split, seed)
             check_batch(batch_size)

@@ -27,7 +27,7 @@ from .metrics import NOTHING, Measures, MetricLayout
 from .outputs import Outputs, mapped, values_of
 from .session import Graph
 from .source import FeedSource, RowSource
-from .trained import Freeze, check_freeze, reached_parameters, refuse_untrained
+from .trained import Freeze, UnreachedWarning, check_freeze, reached_parameters, refuse_untrained
 
 Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
 
@@ -57,6 +57,7 @@ class Objective:
     ) -> None:
         self.model, self.loss, self.freeze, self.state = _usable_model(model), loss, check_freeze(freeze), state
         self.loss_pair, self.class_weights = loss_pair(loss), class_weights
+        self._warn_unreached = UnreachedWarning("train")
         _need_averages(self.model, loss)
         self.is_total = loss == "sum"  # a total is never divided by a weight
         self.has_predictions = loss == "cross_entropy"
@@ -106,10 +107,11 @@ class Objective:
                 f"train: a parameter is made anew at each call of the model or the loss: {describe(anew[0])} "
                 f"{anew[0].node.label}; need it made once, outside of them"
             )
-        grads = gradients(total, trained)
-        pairs = [(p, g) for p, g in zip(trained, grads, strict=True) if g is not None]
+        grads = gradients(total, [p for _, p in trained])
+        pairs = [(p, g) for (_, p), g in zip(trained, grads, strict=True) if g is not None]
         if not pairs:
             raise GradientError("train: the loss depends on no trainable parameter; need at least one")
+        self._warn_unreached([name for (name, _), g in zip(trained, grads, strict=True) if g is None])
         return BatchGraph(outputs, [g for _, g in pairs], tuple(p for p, _ in pairs), layout)
 
     @fresh_streams()
@@ -155,8 +157,9 @@ class Objective:
         order = {p.stored: i for i, p in enumerate(tree.values())}
         return dict(sorted(named.items(), key=lambda one: order.get(one[1].stored, len(order))))
 
-    def _trained(self, total: Value, reached: Sequence[Parameter]) -> list[Parameter]:
-        """The parameters that this loss is to train; GraphError for one that it reaches and that nobody trains."""
+    def _trained(self, total: Value, reached: Sequence[Parameter]) -> list[tuple[str, Parameter]]:
+        """The parameters that are to train, with their names; GraphError for one that the loss reaches and that nobody
+        trains."""
         own = self.named()
         mine = {p.stored for p in own.values()}
         named = [*own.items(), *((p.name, p) for p in reached if p.stored not in mine)]
@@ -166,8 +169,8 @@ class Objective:
         if chosen is None and isinstance(self.model, Module):
             refuse_untrained("train", total, reached, mine | frozen)
             chosen = frozenset(mine)
-        free = [p for _, p in named if p.trainable and p.stored not in frozen]
-        return [p for p in free if chosen is None or p.stored in chosen]
+        free = [(name, p) for name, p in named if p.trainable and p.stored not in frozen]
+        return [(name, p) for name, p in free if chosen is None or p.stored in chosen]
 
 
 def _made_since(serial: int, parameters: Sequence[Parameter]) -> list[Parameter]:

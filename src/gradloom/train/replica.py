@@ -62,7 +62,7 @@ from .module_state import ModuleState
 from .replica_job import ReplicaJob
 from .samples import Leaves, as_sample, flatten, rebuilt
 from .saver import Saver
-from .trained import reached_parameters, refuse_untrained
+from .trained import UnreachedWarning, reached_parameters, refuse_untrained
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
 _ORDER = 3  # the stream of generator(seed, _ORDER, pass)
@@ -108,6 +108,7 @@ class Replica:
         self.exchange = Exchange(ranks, self.parameters.values(), self.buffers.values(), reached, job.exchange).join()
         self._locals: dict[Hashable, _Local] = {}
         self._updates: dict[Hashable, Any] = {}
+        self._warn_unreached = UnreachedWarning("dp_train")
         self._pass, self._order = -1, np.arange(0)
         self.history: list[float] = []  # the loss of each step
         self._began_pass = 0  # the step that began the pass under way
@@ -141,6 +142,10 @@ class Replica:
                     self._save(identity)
                 raise
             done = i + 1
+            if self.ranks.is_root and (done == job.iterations or done * self.ranks.size >= job.count):
+                self._warn_unreached(
+                    [n for n, p in self.parameters.items() if p.trainable and p.stored not in self.state.moments]
+                )
             is_last = done == job.iterations or self._is_up()
             if self.saver is not None and identity is not None and (is_last or self.saver.is_due(done)):
                 self._save(identity)

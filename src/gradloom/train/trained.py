@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from ..base.errors import GraphError
 from ..base.patterns import as_patterns
+from ..base.warned import warn
 from ..graph.grad import gradients
 from ..graph.graph import reachable
 from ..graph.leaves import Parameter
@@ -35,6 +36,23 @@ def refuse_untrained(who: str, total: Value, reached: Sequence[Parameter], known
             f"{untrained[0].node.label}{more}; need it as an attribute of the model (self.name = ...), among the "
             "parameters of the optimiser, or declared frozen (trainable=False)"
         )
+
+
+class UnreachedWarning:
+    """Warns, once, of parameters that a training does not train because its loss does not depend on them."""
+
+    def __init__(self, who: str) -> None:
+        self._who, self._is_done = who, False
+
+    def __call__(self, names: Sequence[str]) -> None:
+        """names: of the parameters that are to train, and for which the loss has no gradient."""
+        if names and not self._is_done:
+            self._is_done = True
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            warn(
+                f"{self._who}: the loss does not depend on {names[0]}{more}, which stays untrained; use it in the "
+                "model's outputs, or freeze it (freeze=, trainable=False)"
+            )
 
 
 def check_freeze(freeze: Freeze) -> tuple[str, ...]:

@@ -76,7 +76,8 @@ class Trainer:
     seed       of the parameters that are not initialised yet, and of dropout
     communicator  this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
                train/split.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
-    max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it
+    max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it; those of each
+               member of an nn.Ensemble have a norm of their own
     max_value  and holds each element of them between -max_value and max_value, before it looks at the norm
     ema        the decay of a moving average of the weights (0: none): it begins as the weights before the first step,
                each optimiser step moves it, and run_rows with backward=False, predict, step(backward=False) and

@@ -21,11 +21,11 @@ def round_products(program: Program, runs: Callable[[Node], bool]) -> Program:
     cache also by the product's kernel. Where there is no kernel for bf16 operands, they are widened to f32 again in
     front of the product. Products that only updates read (of an optimiser) stay as they are.
     """
-    products = _products(program)
+    products = rounded_products(program)
     return _Rounder(program, products, runs).rounded() if products else program
 
 
-def _products(program: Program) -> set[Node]:
+def rounded_products(program: Program) -> set[Node]:
     """The products that lead to an output or a guard; in a program without a guard, to an update, too."""
     guards = [node for node in program.nodes if node.op.guard]
     ends = [*program.outputs, *(node.outputs[0] for node in guards), *(() if guards else program.effects)]

@@ -5,7 +5,7 @@ They keep every number; the sign of a zero may change, no more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,20 @@ from .program import Program, copy_node, make, rebuild
 FOLD_BYTES = 1 << 20  # a folded constant is at most this large
 
 
-def simplify(program: Program) -> Program:
-    """Constants folded, views and products that change nothing dropped, nodes that compute the same merged."""
-    return rebuild(program, _Simplifier())
+def simplify(program: Program, rounding: Collection[Node] = ()) -> Program:
+    """Constants folded, views and products that change nothing dropped, nodes that compute the same merged.
+
+    rounding: nodes whose operands a later pass rounds. They are not folded: their constants would not be rounded.
+    """
+    return rebuild(program, _Simplifier(rounding))
 
 
 class _Simplifier:
     """Folds constants, drops views and products that change nothing, merges nodes that compute the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounding: Collection[Node]) -> None:
         self.known: dict[Any, Node] = {}
+        self.rounding = rounding
 
     def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
         op = node.op
@@ -40,7 +44,8 @@ class _Simplifier:
         same = _unchanged(node, inputs)
         if same is not None:
             return [same]
-        if inputs and _is_constant(inputs[0]) and all(map(_is_constant, inputs)) and _small(node):
+        is_known = inputs and _is_constant(inputs[0]) and all(map(_is_constant, inputs))
+        if is_known and _small(node) and node not in self.rounding:
             folded = _fold(node, inputs)
             if folded is not None:
                 return folded
