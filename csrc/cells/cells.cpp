@@ -303,14 +303,54 @@ void Texts::grow() {
   slots_.swap(made);
 }
 
+// ---- words that are declared missing ----------------------------------------------------------------------------------
+
+MissingWords::MissingWords(const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    words_.emplace_back(stripped(word));
+    const Cell cell = read_cell(words_.back(), Commas::point);
+    numbers_.push_back(cell.kind == Cell::number && cell.unit == no_unit ? cell.value : kNan);
+    has_numbers_ |= !std::isnan(numbers_.back());
+  }
+}
+
+const std::string* MissingWords::find(double number) const {
+  for (size_t i = 0; has_numbers_ && i < words_.size(); i++)
+    if (numbers_[i] == number) return &words_[i];
+  return nullptr;
+}
+
+const std::string* MissingWords::find(std::string_view cell, Commas commas) const {
+  for (const std::string& word : words_)
+    if (word == cell) return &word;
+  if (!has_numbers_) return nullptr;
+  const Cell read = read_cell(cell, commas);
+  return read.kind == Cell::number && read.unit == no_unit ? find(read.value) : nullptr;
+}
+
 // ---- a column ---------------------------------------------------------------------------------------------------------
 
-void CellColumn::begin(Mode made, Commas said) {
+void CellColumn::begin(Mode made, Commas said, std::shared_ptr<const MissingWords> declared) {
   mode = made;
   commas = made == grouped_numbers ? Commas::point : said;
+  declared_ = std::move(declared);
+}
+
+void CellColumn::add_mark(std::string_view text) {
+  const size_t code = static_cast<size_t>(marks.code(text));
+  of_mark.resize(marks.count());
+  of_mark[code]++;
 }
 
 void CellColumn::add(const Cell& cell) {
+  if (declared_ && cell.kind == Cell::number && cell.unit == no_unit) [[unlikely]] {
+    if (const std::string* word = declared_->find(cell.value)) {
+      add_mark(*word);
+      values.push_back(kNan);
+      rows++;
+      return;
+    }
+  }
   if (cell.kind == Cell::text) {
     first_text = rows++;
     mode = skip;  // it has to be read again, as texts
@@ -339,17 +379,21 @@ void CellColumn::add(std::string_view text) {
       rows++;
       return;
     case texts:
+      if (declared_) [[unlikely]] {
+        if (const std::string* word = declared_->find(text, commas)) {
+          add_mark(*word);
+          text = {};
+        }
+      }
+      [[fallthrough]];
     case exact_texts:
       codes.push_back(seen.code(text));
       rows++;
       return;
     default:
-      const Cell cell = read_cell(text, commas);
-      if (cell.kind == Cell::missing && !text.empty()) {
-        const size_t code = static_cast<size_t>(marks.code(text));
-        of_mark.resize(marks.count());
-        of_mark[code]++;
-      }
+      Cell cell = read_cell(text, commas);
+      if (cell.kind == Cell::text && declared_ && declared_->find(text, commas)) cell.kind = Cell::missing;
+      if (cell.kind == Cell::missing && !text.empty()) add_mark(text);
       add(cell);
   }
 }

@@ -52,13 +52,16 @@ class NumberCells:
         if len(values):
             self.blocks.add(*_packed(values, decimals))
 
-    def put_first(self, value: float, mark: str) -> None:
-        """One more row, in front of the others."""
+    def put_first(self, one: NumberCells | TextCells) -> None:
+        """The row of another column of numbers, in front of the others."""
+        assert isinstance(one, NumberCells)
         self.rows += 1
-        self.blocks.put_first(np.array([value]), -1)
+        self.blocks.put_first(one.values(), -1)
         self.units = {unit: (count, first + 1) for unit, (count, first) in self.units.items()}
-        if mark:
-            self.marks[mark] = self.marks.get(mark, 0) + 1
+        for unit in one.units:
+            self.units[unit] = (self.units.get(unit, (0, 0))[0] + 1, 0)
+        self.in_brackets += one.in_brackets
+        self.marks = _added(self.marks, one.marks)
 
     def has_number(self) -> bool:
         """Whether a number is among the first cells."""
@@ -111,10 +114,16 @@ def _packed(values: np.ndarray, decimals: int) -> tuple[np.ndarray, int]:
 
 
 class ArrayCells(NumberCells):
-    """A column of an array, which stays as it is."""
+    """A column of an array, which stays as it is. missing: words of which those that are numbers are missing values."""
 
-    def __init__(self, array: np.ndarray) -> None:
+    def __init__(self, array: np.ndarray, missing: Sequence[str] = ()) -> None:
         super().__init__()
+        for word in missing:
+            number = _cells.read_cell(word, False)
+            is_missing = array == number if isinstance(number, float) else np.zeros(0, bool)
+            if is_missing.any():
+                array = np.where(is_missing, np.nan, array)
+                self.marks[word] = int(np.count_nonzero(is_missing))
         self.rows, self._array = len(array), array
 
     def values(self) -> np.ndarray:
@@ -148,6 +157,7 @@ class TextCells:
 
     def __init__(self, codes: np.ndarray, read: _cells.Column) -> None:
         self.codes, self._read = codes, read
+        self.marks = marks_of(read)  # words that are declared missing, whose cells are empty, and how often
         self._more: list[bytes] = []  # a text that is in the first row alone
 
     @property
@@ -173,13 +183,25 @@ class TextCells:
         """The codes of the numbers whose digits tell more than the number, for this reason of _cells.CODES."""
         return [code for code, text in enumerate(self.texts) if _cells.CODES[_cells.code_of(text)] == why]
 
-    def put_first(self, text: bytes) -> None:
-        """One more row, in front of the others."""
+    def put_first(self, one: NumberCells | TextCells) -> None:
+        """The row of another column of texts, in front of the others."""
+        assert isinstance(one, TextCells)
+        text, self.marks = one.texts[0], _added(self.marks, one.marks)
         if text not in self.texts:
             self._more.append(text)
             self.__dict__.pop("texts", None)
             self.__dict__.pop("numbers", None)
         self.codes = np.concatenate([np.array([self.texts.index(text)], np.int32), self.codes])
+
+
+def marks_of(column: _cells.Column) -> dict[str, int]:
+    """What stands in cells of the core's column that are missing, and how often."""
+    marks, counts = column.marks
+    return {text.decode(): n for text, n in zip(texts_of(*marks), counts.tolist(), strict=True)}
+
+
+def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return one | {mark: one.get(mark, 0) + count for mark, count in other.items()}
 
 
 def texts_of(data: bytes, ends: np.ndarray) -> list[bytes]:
@@ -278,7 +300,7 @@ class Columns:
             return cells.marks
         counts = np.bincount(cells.codes, minlength=len(cells.texts))
         found = np.flatnonzero(cells.numbers[1] == MISSING)
-        return {cells.texts[i].decode(): int(counts[i]) for i in found if cells.texts[i]}
+        return cells.marks | {cells.texts[i].decode(): int(counts[i]) for i in found if cells.texts[i]}
 
     def _of(self, values: np.ndarray) -> np.ndarray:
         return values if self.picked is None else values[self.picked]

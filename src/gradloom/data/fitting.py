@@ -77,7 +77,7 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
         return _time_column(data, index, train)
     if role == "categorical":
         return _text_column(name, *data.texts(index), train)
-    values = need_numbers(data, index, what) if role == "numeric" else numbers_of(data, index, what)
+    values = need_numbers(data, index, what, True) if role == "numeric" else numbers_of(data, index, what, True)
     if values is None:
         notes += hints(data, index)
         return _text_column(name, *data.texts(index), train)

@@ -15,6 +15,7 @@ from ..base.arguments import what_is
 from ..base.defaults import LEAST_VALIDATED, VALIDATED
 from ..base.described import LONGEST
 from ..base.errors import DataError, FileError, SettingError
+from .cell_rules import PLAIN, UTF_8, CellRules, missing_words
 from .columns import Columns
 from .csv_file import read_csv
 from .dataset import Dataset, split_rows
@@ -38,6 +39,7 @@ from .targets import (
     targets_of,
     targets_of_column,
 )
+from .text_bytes import encoding_of, is_text_file
 from .times import NUMBER, missing_time, times_of
 
 
@@ -82,6 +84,8 @@ def read_table(
     time: str | None = None,
     weight: str | None = None,
     test: Any = None,
+    missing: Sequence[str] = (),
+    encoding: str | None = None,
 ) -> Table:
     """Read a table for training.
 
@@ -98,12 +102,22 @@ def read_table(
                 the latest, and `val` of the table the latest of the others
     weight      a column of how much each row weighs in training: numbers of at least 0
     test        test rows with their targets, a path or a table, too; none are held out
+    missing     words that are missing values in every column, such as ["unknown", "-999"], besides "", NA, ? and the
+                like; a word that is a number stands for all spellings of it
+    encoding    of the text files, data and test, such as "cp1252"; None: UTF-8. A byte order mark goes before it. The
+                preprocessing keeps missing and encoding for new rows
 
     DataError for a column that is not there, SettingError for one that is named for two things.
     """
     if task not in (None, "classification", "regression"):
         raise SettingError(f"task={task!r:.60} is not known; need classification or regression")
-    raw = drop_rows_without_target(read_raw(data, target))
+    words, name = missing_words(missing), UTF_8 if encoding is None else encoding_of(encoding)
+    if encoding is not None and not (is_text_file(data) or is_text_file(test)):
+        raise SettingError(f"encoding (--encoding) {encoding}: applies to .csv and other text files; leave it out")
+    raw = read_raw(data, target, CellRules(missing=words, encoding=name))
+    if words and not isinstance(raw.x, Columns):
+        raise SettingError(f"{raw.path}: holds arrays without columns; leave missing (--missing) out")
+    raw = drop_rows_without_target(raw)
     roles = Roles(drop, categorical, numeric, time, weight)
     if roles and not isinstance(raw.x, Columns):
         raise SettingError(f"{raw.path}: holds arrays without columns; leave {roles.named()} out")
@@ -143,7 +157,8 @@ def read_table(
     scales = None if task == "classification" else _scales(raw, y, known)
     known.sort()
     raw.y = y
-    made, features, test_features = _features(raw, known, task, order, y, found, seed)
+    raw.notes += _on_missing(raw, words)
+    made, features, test_features = _features(raw, known, task, order, y, found, seed, (words, name))
     if scales is None:
         made.classes = classes
         check_classes(raw.path, y[rows], classes, raw.notes)
@@ -191,6 +206,19 @@ def labelled(data: Any, table: Table, use: str = "validate on") -> tuple[Dataset
     table.notes += [f"{path}: {note}" for note in [*notes, *problems, *lost]]
     targets = targets[known].astype(np.int32) if is_class else targets[known]
     return Dataset(features[known], targets if is_class else made.targets_to_outputs(targets)), targets
+
+
+def _on_missing(raw: RawTable, words: Sequence[str]) -> list[str]:
+    """A note on the words that are declared missing: in how many cells each is."""
+    if not words or not isinstance(raw.x, Columns):
+        return []
+    found = dict.fromkeys(words, 0)
+    for index in range(len(raw.x.names)):
+        marks = raw.x.cells[index].marks
+        for word in words:
+            found[word] += marks.get(word, 0)
+    counts = ", ".join(f"{word!r:.60} in {count:,} cell{'s' * (count != 1)}" for word, count in found.items())
+    return [f"missing values: {counts}"]
 
 
 def _latest(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
@@ -276,7 +304,7 @@ def read_features(data: Any, preprocess: Preprocess) -> tuple[np.ndarray, np.nda
     if not isinstance(data, (str, os.PathLike)):
         if not is_table(data):
             raise DataError(f"read_features: got {what_is(data)}; need a path, or a DataFrame")
-        return features_of_columns(table_columns(data, "rows", preprocess), preprocess)
+        return features_of_columns(table_columns(data, "rows", preprocess.rules, preprocess.header), preprocess)
     where = Path(data)
     if not where.exists():
         raise FileError(f"{where}: no such file or folder")
@@ -302,7 +330,7 @@ def read_features(data: Any, preprocess: Preprocess) -> tuple[np.ndarray, np.nda
     else:
         names = tuple(c.name for c in preprocess.columns) if preprocess.header else ()
         header = None if preprocess.header else False
-        columns = read_columns(where, names, header, preprocess.texts, preprocess.commas)
+        columns = read_columns(where, names, header, preprocess.rules)
         return features_of_columns(columns, preprocess)
     targets, problems = (None, []) if raw_y is None else known_targets(raw_y, preprocess)
     return features, targets, notes + more, problems
@@ -312,14 +340,12 @@ def read_columns(
     path: str | os.PathLike[str],
     expect: Sequence[str] = (),
     header: bool | None = None,
-    texts: Sequence[str] = (),
-    commas: Mapping[str, bool] | None = None,
-    exact: bool = False,
+    rules: CellRules = PLAIN,
 ) -> Columns:
     """The columns of a .parquet file or, by any other name, of a CSV file; arguments as for read_csv."""
     if is_parquet(path):
-        return read_parquet(Path(path), texts, commas, header is not False, exact)
-    return read_csv(path, expect, header, texts, commas, exact)
+        return read_parquet(Path(path), header is not False, rules)
+    return read_csv(path, expect, header, rules)
 
 
 @np.errstate(all="ignore")
@@ -347,14 +373,15 @@ def _features(
     y: np.ndarray,
     roles: Mapping[int, str],
     seed: int,
+    reading: tuple[list[str], str],
 ) -> tuple[Preprocess, np.ndarray, np.ndarray | None]:
     """(preprocess learned from the known rows, features of all rows in this order, features of the test rows).
 
-    y: the targets, class ids or numbers, of all rows."""
+    y: the targets, class ids or numbers, of all rows; reading: the words that are missing values, and the encoding."""
     order_or_none = None if np.array_equal(order, np.arange(len(y))) else order
     if isinstance(raw.x, Columns):
         made = fit_columns(raw.x, known, raw.target_index, task, raw.notes, roles)
-        made.target = raw.target
+        made.target, (made.missing, made.encoding) = raw.target, reading
         encoding = Encoding(made, raw.x, known, y, seed)
         features, notes = made.apply(raw.x, order_or_none)
         encoding.cross_fit(features, order)

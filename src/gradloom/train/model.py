@@ -15,7 +15,7 @@ from ..base.arguments import what_is
 from ..base.described import Described, parse
 from ..base.errors import DataError, FileError, GradloomError, GraphError, SettingError
 from ..base.html import html_table, html_text
-from ..data.frames import told_features
+from ..data.frames import told_features, with_encoding
 from ..data.preprocess import Preprocess
 from ..files import load_arrays, load_metadata, need_finite, save_arrays
 from ..graph.leaves import input as input_value
@@ -62,23 +62,27 @@ class Model:
         """The names of the classes, in the order of predict_proba's columns; none of a regression."""
         return list(self.preprocess.classes)
 
-    def predict(self, rows: Any, **options: Any) -> np.ndarray:
+    def predict(self, rows: Any, *, encoding: str | None = None, **options: Any) -> np.ndarray:
         """The class (a text) of each row, [rows]; of a regression numbers in the units of the target, f64 [rows], or
         [rows, targets] where there are several.
 
         rows: the path of a file (.csv, .parquet, .npz, a folder of idx files); a DataFrame of pandas or polars or a
         table of pyarrow, whose columns are found by name; an array or a list of rows, in the order of the columns of
-        the training. options go to gl.compile (device=, precision=, threads=). What is odd about the rows, such as a
+        the training. encoding: of a text file, such as "cp1252"; None: as in training. options go to gl.compile
+        (device=, precision=, threads=). What is odd about the rows, such as a
         text that is unknown from training, is a warning (warnings.warn). DataError for rows that are not like those of
         the training.
         """
-        return self.decide(self.outputs(told_features(rows, self.preprocess), **options))
+        made = with_encoding(self.preprocess, encoding, rows)
+        return self.decide(self.outputs(told_features(rows, made), **options))
 
-    def predict_proba(self, rows: Any, **options: Any) -> np.ndarray:
-        """The probability of each class, f64 [rows, classes]; SettingError for a regression. rows: as for predict."""
+    def predict_proba(self, rows: Any, *, encoding: str | None = None, **options: Any) -> np.ndarray:
+        """The probability of each class, f64 [rows, classes]; SettingError for a regression. Arguments as for
+        predict."""
         if self.task != "classification":
             raise SettingError("predict_proba: the model is a regression, which has no classes; need predict")
-        return self.probabilities(self.outputs(told_features(rows, self.preprocess), **options))
+        made = with_encoding(self.preprocess, encoding, rows)
+        return self.probabilities(self.outputs(told_features(rows, made), **options))
 
     def outputs(self, features: np.ndarray, **options: Any) -> np.ndarray:
         """What the network gives for features, f32 [rows, outputs]; DataError where that is not finite."""
