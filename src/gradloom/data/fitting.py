@@ -15,7 +15,18 @@ from .hints import far_numbers, hints
 from .kinds import need_numbers, numbers_of, said_of, unit_of
 from .preprocess import Preprocess
 from .side_by_side import side_by_side
-from .times import NUMBER, missing_time, parts_of, times_of
+from .times import (
+    NUMBER,
+    are_days,
+    date_parts_of,
+    date_text,
+    described_parts,
+    example_of,
+    form_of_dates,
+    missing_time,
+    parts_of,
+    times_of,
+)
 
 MOST_CATEGORIES = 100  # that are one-hot; where there are more, they are encoded by their targets
 MOST_ENCODED = 20_000  # categories with codes; the most frequent ones
@@ -78,6 +89,11 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
     if role == "categorical":
         return _text_column(name, *data.texts(index), train)
     values = need_numbers(data, index, what, True) if role == "numeric" else numbers_of(data, index, what, True)
+    if role is None:
+        form, hint = form_of_dates(data, index) if values is None else ("%Y%m%d" * are_days(values), [])
+        notes += hint
+        if form:
+            return _date_column(data, index, form, train, notes)
     if values is None:
         notes += hints(data, index)
         return _text_column(name, *data.texts(index), train)
@@ -151,6 +167,7 @@ def _text_column(name: str, codes: np.ndarray, texts: list[bytes], train: np.nda
 
 
 def _time_column(data: Columns, index: int, train: np.ndarray) -> Column:
+    """The column of --time, which has a time in each row."""
     name = data.names[index]
     seconds, form = times_of(data, index)
     error = missing_time(data, index, seconds)
@@ -162,6 +179,28 @@ def _time_column(data: Columns, index: int, train: np.ndarray) -> Column:
     made = Column(name, "time", float(np.median(known)), form=form)
     made.mean, made.std = mean_and_deviation(known)
     made.parts = [] if form == NUMBER else parts_of(known)
+    return made
+
+
+def _date_column(data: Columns, index: int, form: str, train: np.ndarray, notes: list[str]) -> Column:
+    """A column of dates that is a feature, as it may be of rows that are split at random."""
+    name = data.names[index]
+    seconds = times_of(data, index, form)[0][train]
+    known = seconds[~np.isnan(seconds)]
+    if known.size == 0:
+        return Column(name, "unused", reason="empty in the training rows")
+    if known.min() == known.max():
+        return Column(name, "unused", reason="constant")
+    made = Column(name, "time", float(np.median(known)), form=form, parts=date_parts_of(known))
+    made.has_missing = len(seconds) - len(known) >= _LEAST_MISSING
+    made.mean, made.std = mean_and_deviation(np.where(np.isnan(seconds), made.median, seconds))
+    kind = "times of day" if "%y" not in form.lower() and form != "iso" else "dates"
+    parts = described_parts(made.parts)
+    notes.append(
+        f"{name}: {kind} such as {example_of(form)} become {made.width} feature{'s' * (made.width != 1)}: days since"
+        f" {date_text(float(known.min()))}{', ' * bool(parts)}{parts}{', whether it is missing' * made.has_missing}"
+        f" (--categorical {name}: texts; --time {name}: the latest rows are the test)"
+    )
     return made
 
 
