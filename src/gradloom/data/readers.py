@@ -130,20 +130,23 @@ def read_table(
     task, y, test_y, classes = targets_of(raw, task)
     n = len(y)
     rows, val_rows, held = np.arange(n, dtype=np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    changes = rows
     by_time = next((index for index, role in found.items() if role == "time"), None)
     if by_time is not None:
-        rows = _in_time(raw, by_time)
+        rows, changes = _in_time(raw, by_time)
     if raw.test_x is None and test is None and test_split:
         if n < 2:
             raise DataError(f"{raw.path}: {n} row; need at least 2, one of them for the test")
         if by_time is not None:
-            rows, held = _latest(rows, test_split)
+            rows, held = _latest(raw, rows, changes, test_split, "test")
         else:
             rows, held = hold_out(y if task == "classification" else np.zeros(n, np.int32), test_split, seed)
     if val_split is None:
         val_split = VALIDATED if isinstance(raw.x, Columns) and len(rows) >= LEAST_VALIDATED else 0.0
+        if by_time is not None and not (changes < len(rows)).any():  # one time is left: no later one validates
+            val_split = 0.0
     if by_time is not None and val_split and len(rows) > 1:
-        rows, val_rows = _latest(rows, val_split)
+        rows, val_rows = _latest(raw, rows, changes, val_split, "validation")
     in_fit = val_split and by_time is None
     known = rows[split_rows(len(rows), val_split, seed)[0]] if in_fit else rows
     if len(known) < 2:
@@ -221,14 +224,26 @@ def _on_missing(raw: RawTable, words: Sequence[str]) -> list[str]:
     return [f"missing values: {counts}"]
 
 
-def _latest(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """(the others, this share of the rows at their end), at least one row each."""
-    count = min(max(round(len(rows) * share), 1), len(rows) - 1)
-    return rows[:-count], rows[-count:]
+def _latest(
+    raw: RawTable, rows: np.ndarray, changes: np.ndarray, share: float, part: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """(the others, about this share of the rows at their end): rows of one time are on the same side.
+
+    changes: the places in the order of all rows where another time begins. DataError where all rows have one time."""
+    wanted = len(rows) - min(max(round(len(rows) * share), 1), len(rows) - 1)
+    changes = changes[changes < len(rows)]
+    if not len(changes):
+        need = f"the {part} rows require later ones than the others"
+        raise DataError(f"{raw.path}: time: all {len(rows)} rows that are left have the same time; {need}")
+    start = int(changes[np.argmin(abs(changes - wanted))])
+    if start != wanted:
+        count, seen = len(rows) - start, len(rows) - wanted
+        raw.notes.append(f"{part}: {count:,} rows in place of {seen:,}, because rows of the same time stay together")
+    return rows[:start], rows[start:]
 
 
-def _in_time(raw: RawTable, index: int) -> np.ndarray:
-    """The rows in the order of their times; rows of one time in that of the file."""
+def _in_time(raw: RawTable, index: int) -> tuple[np.ndarray, np.ndarray]:
+    """(the rows in the order of their times, rows of one time in that of the file; the places where another begins)."""
     assert isinstance(raw.x, Columns)
     seconds, form = times_of(raw.x, index)
     error = missing_time(raw.x, index, seconds)
@@ -238,7 +253,8 @@ def _in_time(raw: RawTable, index: int) -> np.ndarray:
     if form != NUMBER and form != "iso" and "%y" not in form.lower():
         kind = f"times of day without a date, {form}"
     raw.notes.append(f"time: {raw.names_of()[index]!r:.60} holds {kind}; the rows are split by it, the latest last")
-    return np.argsort(seconds, kind="stable")
+    order = np.argsort(seconds, kind="stable")
+    return order, np.flatnonzero(np.diff(seconds[order])) + 1
 
 
 def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:
