@@ -8,6 +8,7 @@ from typing import Any
 from .._cells import UNITS
 from ..base.described import Described
 from ..base.errors import DataError
+from .columns import composed
 from .times import CALENDAR, FORMS, NUMBER, PARTS
 
 _ALWAYS = ("name", "kind", "median", "mean", "std", "categories", "reason")
@@ -51,7 +52,7 @@ class Column:
     def from_described(cls, said: Described) -> Column:
         """What described made; DataError otherwise."""
         made = cls(
-            name=said.text("name"),
+            name=composed(said.text("name")),
             kind=said.text("kind", ("number", "text", "encoded", "time", "unused")),
             median=said.number("median"),
             mean=said.number("mean"),

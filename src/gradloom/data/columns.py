@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,12 +23,22 @@ _PART = 1 << 16  # elements of an array that are read at a time
 _, LEADING_ZERO, ROUNDED = _cells.CODES
 
 
-def need_different(where: str, names: Sequence[str]) -> None:
-    """DataError where two columns have one name."""
+def composed(text: str) -> str:
+    """The text in Unicode's form NFC: the same text, written with or without combining characters, is equal."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def names_of(where: str, given: Iterable[str]) -> list[str]:
+    """The names of columns, composed and without blanks at their ends; DataError where two are one name."""
+    written = [name.strip() for name in given]
+    names = [composed(name) for name in written]
     counts = Counter(names)
     double = next((name for name in names if counts[name] > 1), None)
     if double is not None:
-        raise DataError(f"{where}: two columns are called {double!r:.60}; need different names")
+        forms = len({old for old, name in zip(written, names, strict=True) if name == double})
+        how = ", in different Unicode forms" * (forms > 1)
+        raise DataError(f"{where}: two columns are called {double!r:.60}{how}; need different names")
+    return names
 
 
 class NumberCells:
@@ -153,10 +164,14 @@ class RefusedCells(NumberCells):
 
 
 class TextCells:
-    """A column of texts: i32 codes [rows], and the texts in the order of their first occurrence."""
+    """A column of texts: i32 codes [rows], and the texts in the order of their first occurrence. exact: as they are
+    written; else the texts are composed, so that the Unicode forms of a text are one."""
 
-    def __init__(self, codes: np.ndarray, read: _cells.Column) -> None:
+    def __init__(self, codes: np.ndarray, read: _cells.Column, exact: bool = False) -> None:
         self.codes, self._read = codes, read
+        self._composed: dict[bytes, int] | None = None  # the texts, each with a code that it has in the core
+        if not exact and not read.texts[0].isascii():
+            self._compose()
         self.marks = marks_of(read)  # words that are declared missing, whose cells are empty, and how often
         self._more: list[bytes] = []  # a text that is in the first row alone
 
@@ -164,15 +179,30 @@ class TextCells:
     def rows(self) -> int:
         return len(self.codes)
 
+    def _compose(self) -> None:
+        written = texts_of(*self._read.texts)
+        made = [composed(text.decode()).encode() for text in written]
+        if made == written:
+            return
+        self._composed = {}
+        for code, text in enumerate(made):
+            self._composed.setdefault(text, code)
+        place = {text: i for i, text in enumerate(self._composed)}
+        self.codes = np.array([place[text] for text in made], np.int32)[self.codes]
+
     @cached_property
     def texts(self) -> list[bytes]:
         """The different texts, in UTF-8, by their codes."""
-        return texts_of(*self._read.texts) + self._more
+        known = texts_of(*self._read.texts) if self._composed is None else list(self._composed)
+        return known + self._more
 
     @cached_property
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
         """(the number that each text is, f64, NaN for none; MISSING, TEXT or 0 for a number)."""
         values, kinds = self._read.read_texts()
+        if self._composed is not None:
+            kept = list(self._composed.values())
+            values, kinds = values[kept], kinds[kept]
         for text in self._more:
             value = _cells.read_cell(text, False)
             values = np.append(values, np.nan if value is None or value is False else value)
@@ -317,6 +347,7 @@ def number_text(value: float) -> str:
 
 
 def find_column(path: str, names: list[str], name: str, header: bool) -> int:
+    name = composed(name)
     if name in names:
         return names.index(name)
     if not header:

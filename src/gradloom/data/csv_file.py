@@ -17,7 +17,7 @@ from .. import _cells
 from ..base.errors import DataError, FileError
 from .blocks import Blocks
 from .cell_rules import PLAIN, CellRules
-from .columns import MOST_COLUMNS, TEXT, Columns, NumberCells, TextCells, marks_of, need_different
+from .columns import MOST_COLUMNS, TEXT, Columns, NumberCells, TextCells, composed, marks_of, names_of
 from .header import is_header_of_numbers, said_separator
 from .lines import Lines
 from .text_bytes import utf_8_pieces
@@ -89,7 +89,12 @@ class _Reading:
     """A file that is read once, and once more for the columns that turn out to be texts behind its first piece."""
 
     def __init__(self, path: str | os.PathLike[str], rules: CellRules) -> None:
-        self.path, self.texts, self.commas, self.encoding = path, set(rules.texts), rules.commas, rules.encoding
+        self.path, self.texts, self.commas, self.encoding = (
+            path,
+            set(map(composed, rules.texts)),
+            rules.commas,
+            rules.encoding,
+        )
         self.missing = list(rules.missing)
         self.text_mode = _cells.EXACT_TEXTS if rules.exact else _cells.TEXTS
         self.other: dict[int, bool] = {}  # columns with other commas than the separator tells: whether they are decimal
@@ -106,8 +111,14 @@ class _Reading:
             modes = self._pass(modes)
         if self.separator != "," and self.has_comma:
             self._decide_commas()
+        repeated = np.zeros(0, np.int64) if header is False else self._repeats_of_first()
         if header is None:
-            header = self._is_header(expect)
+            header = self._is_header(expect) or (len(repeated) > 0 and self._is_above_numbers())
+        if header and len(repeated):
+            line, count = self.lines[repeated[0]], len(repeated)
+            more = f", as {count - 1} more do" * (count > 1)
+            seen = f"repeats the column names of line {self.first_line}{more}, as joined files do"
+            raise DataError(f"{self.path} line {line}: {seen}; remove the line{'s' * (count > 1)}")
         while header and len(self.first) > 1 and self._is_nothing():  # lines that end with a separator
             self.first.pop()
             self.cells.pop()
@@ -182,7 +193,7 @@ class _Reading:
 
     def _mode(self, index: int) -> int:
         """How the cells of a column are read at first."""
-        if {self.first[index].decode(), f"column {index + 1}"} & self.texts:
+        if {composed(self.first[index].decode()), f"column {index + 1}"} & self.texts:
             return self.text_mode
         return _cells.TEXTS if index in self.other else _cells.NUMBERS
 
@@ -196,7 +207,7 @@ class _Reading:
 
     def _known(self, index: int) -> bool | None:
         """Whether commas of this column are decimal; None where that is to be decided."""
-        return self.commas.get(self.first[index].decode(), self.commas.get(f"column {index + 1}"))
+        return self.commas.get(composed(self.first[index].decode()), self.commas.get(f"column {index + 1}"))
 
     def _decide_commas(self) -> None:
         """What commas are in columns of numbers, in a file whose separator is another: 1,5 is decimal. 1,234 may be
@@ -286,15 +297,14 @@ class _Reading:
         return not cells.marks and bool(np.isnan(cells.values()).all())
 
     def _names(self) -> list[str]:
-        names = [cell.decode() or f"column {i + 1}" for i, cell in enumerate(self.first)]
-        need_different(f"{self.path} line {self.first_line}", names)
-        return names
+        names = (cell.decode() or f"column {i + 1}" for i, cell in enumerate(self.first))
+        return names_of(f"{self.path} line {self.first_line}", names)
 
     def _is_header(self, expect: tuple[str, ...]) -> bool:
         """True when the first line is no row: a name that is expected, texts above columns of numbers, or numbers that
         name columns."""
         first, cells = self.first, self.cells
-        if any(cell.decode() in expect for cell in first):
+        if {composed(cell.decode()) for cell in first} & set(map(composed, expect)):
             return True
         if cells[0].rows == 0:
             return len(set(first)) == len(first) and not any(_is_row(cell) for cell in first)
@@ -306,6 +316,31 @@ class _Reading:
         return len(set(first)) == len(first) and not any(
             isinstance(column, TextCells) and cell in column.texts for cell, column in zip(first, cells, strict=True)
         )
+
+    def _repeats_of_first(self) -> np.ndarray:
+        """The rows whose cells are those of the first line, where that holds two texts or more; cells that are numbers
+        or missing are not compared."""
+        names = [composed(cell.decode()).encode() for cell in self.first]
+        compared = [i for i, name in enumerate(names) if not _is_row(name)]
+        if len(compared) < 2 or not all(
+            isinstance(column, TextCells) and names[i] in column.texts for i in compared for column in [self.cells[i]]
+        ):
+            return np.zeros(0, np.int64)
+        same = np.ones(self.cells[0].rows, bool)
+        for i in compared:
+            column = cast(TextCells, self.cells[i])
+            same &= column.codes == column.texts.index(names[i])
+        return np.flatnonzero(same)
+
+    def _is_above_numbers(self) -> bool:
+        """Whether the cells of some column below are numbers, but for those that are its first cell again."""
+        for cell, column in zip(self.first, self.cells, strict=True):
+            if isinstance(column, TextCells):
+                others = np.array([text != cell for text in column.texts])
+                kinds = column.numbers[1][others]
+                if (kinds == 0).any() and not (kinds == TEXT).any():
+                    return True
+        return False
 
     def _has_decimal_commas(self, column: NumberCells | TextCells) -> bool:
         return self.separator != "," and not (isinstance(column, NumberCells) and column.grouped)
@@ -352,7 +387,7 @@ class _Parts:
             if mode == _cells.SKIP:
                 made.append(None)
             elif mode in (_cells.TEXTS, _cells.EXACT_TEXTS):
-                made.append(TextCells(codes.joined(np.int32), column))
+                made.append(TextCells(codes.joined(np.int32), column, mode == _cells.EXACT_TEXTS))
                 codes.parts.clear()
             else:
                 numbers.grouped = mode == _cells.GROUPED_NUMBERS
@@ -378,7 +413,7 @@ def read_cells(
     column.add(cells)
     codes = column.take()
     assert isinstance(codes, np.ndarray)
-    return TextCells(codes, column)
+    return TextCells(codes, column, mode == _cells.EXACT_TEXTS)
 
 
 def with_facts(numbers: NumberCells, column: _cells.Column) -> NumberCells:

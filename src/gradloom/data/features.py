@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base.errors import DataError
 from .column import Column
-from .columns import Columns, number_text, read_exactly
+from .columns import Columns, composed, number_text, read_exactly
 from .kinds import check_unit, need_parts
 from .times import CALENDAR, NUMBER, date_text, phases, times_of, years_of
 
@@ -103,7 +103,7 @@ def grouped(notes: list[str]) -> list[str]:
 
 def places_of(codes: np.ndarray, texts: list[bytes], column: Column, notes: list[str]) -> np.ndarray:
     """The place of each row's text among the categories, -1 where it is none of them."""
-    places = {category.encode(): place for place, category in enumerate(column.categories)}
+    places = {composed(category).encode(): place for place, category in enumerate(column.categories)}
     if all(_as_number(text) == text for text in places):  # the training has read numbers: 1.0 is the category 1
         texts = [text if text in places else _as_number(text) for text in texts]
     truths = truth_words([text.decode() for text in places])

@@ -11,7 +11,7 @@ import numpy as np
 from ..base.errors import BackendError, DataError, FileError
 from .array_cells import named_cells
 from .cell_rules import PLAIN, CellRules
-from .columns import MOST_COLUMNS, ArrayCells, Columns, NumberCells, RefusedCells, TextCells, need_different
+from .columns import MOST_COLUMNS, ArrayCells, Columns, NumberCells, RefusedCells, TextCells, names_of
 from .unpacked import most_unpacked, too_much
 
 _MEMORY = 8  # bytes of memory that a byte of the columns, unpacked, may take
@@ -87,7 +87,7 @@ def arrow_columns(table: Any, what: str, rules: CellRules = PLAIN, header: bool 
 
 
 def _columns(what: str, rows: int, fields: list[Any], column_of: Any, rules: CellRules, header: bool) -> Columns:
-    names = [field.name.strip() for field in fields]
+    names = names_of(what, (field.name for field in fields))
     cells = [
         _cells(column_of(field.name), what, name, rules)
         if _is_plain(field.type)
@@ -106,13 +106,11 @@ def _checked(what: str, schema: Any, rows: int) -> list[Any]:
     """The fields that are columns, in their order; DataError where they are not those of a table."""
     index = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)]
     fields = sorted((f for f in schema if not _INDEX.fullmatch(f.name)), key=lambda field: field.name not in index)
-    names = [field.name.strip() for field in fields]
-    if not names or not rows:
-        seen = "0 columns" if not names else "0 rows"
+    if not fields or not rows:
+        seen = "0 columns" if not fields else "0 rows"
         raise DataError(f"{what}: {seen}; need at least 1")
-    if len(names) > MOST_COLUMNS:
-        raise DataError(f"{what}: {len(names):,} columns; need at most {MOST_COLUMNS:,}")
-    need_different(what, names)
+    if len(fields) > MOST_COLUMNS:
+        raise DataError(f"{what}: {len(fields):,} columns; need at most {MOST_COLUMNS:,}")
     return fields
 
 

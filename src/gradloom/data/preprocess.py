@@ -16,7 +16,7 @@ from ..base.memory import memory
 from .array_cells import array_columns
 from .cell_rules import UTF_8, CellRules, missing_words
 from .column import Column
-from .columns import Columns, find_column
+from .columns import Columns, composed, find_column
 from .csv_file import SEPARATORS
 from .features import check_narrow, grouped, is_usable, listed, write_features
 from .side_by_side import side_by_side
@@ -96,7 +96,7 @@ class Preprocess:
         made = cls(
             kind=said.text("kind", ("columns", "array")),
             task=said.text("task", ("classification", "regression")),
-            target=said.text("target"),
+            target=composed(said.text("target")),
             columns=[Column.from_described(column) for column in said.parts("columns")],
             shape=said.wholes("shape", 1),
             mean=said.number("mean"),

@@ -14,7 +14,7 @@ from ..base.arguments import what_is
 from ..base.errors import DataError, FileError
 from .array_cells import array_columns
 from .cell_rules import PLAIN, CellRules
-from .columns import MOST_COLUMNS, Columns, NumberCells, number_text
+from .columns import MOST_COLUMNS, Columns, NumberCells, composed, number_text
 from .csv_file import read_csv
 from .idx import find_idx, read_idx, read_idx_folder
 from .kinds import numbers_of
@@ -234,5 +234,5 @@ def _check_pair(path: Path, keys: tuple[str, str], x: np.ndarray, y: np.ndarray)
 def class_name(value: object) -> str:
     """How a class is written: 3 for 3.0."""
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return number_text(float(value)) if isinstance(value, (float, np.floating)) else str(value)
+        return composed(value.decode("utf-8", "replace"))
+    return number_text(float(value)) if isinstance(value, (float, np.floating)) else composed(str(value))

@@ -11,7 +11,7 @@ from ..base.arrays import need_collected
 from ..base.errors import DataError
 from .array_cells import named_cells
 from .cell_rules import PLAIN, CellRules
-from .columns import Columns, need_different
+from .columns import Columns, names_of
 from .parquet import arrow_columns, has_arrow_texts, is_arrow
 
 
@@ -48,10 +48,9 @@ def table_columns(data: Any, what: str, rules: CellRules = PLAIN, header: bool =
     """
     if is_arrow(data):
         return arrow_columns(data, what, rules, header)
-    names = [str(name).strip() for name in data.columns]  # as the names of a file are
+    names = names_of(what, map(str, data.columns))
     if not names or not len(data):
         raise DataError(f"{what}: {'0 rows' if names else '0 columns'}; need at least 1")
-    need_different(what, names)
     return columns_of_arrays(what, names, arrays_of(data), True, rules)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..base.errors import DataError
-from .columns import Columns, read_exactly
+from .columns import Columns, composed, read_exactly
 from .dataset import split_rows
 from .features import truth_words
 from .preprocess import Preprocess
@@ -175,7 +175,7 @@ def targets_of_column(data: Columns, index: int, preprocess: Preprocess) -> tupl
     """known_targets of a column of a table."""
     if preprocess.task == "classification":
         codes, texts = data.texts(index)
-        as_written = set(preprocess.classes)
+        as_written = set(map(composed, preprocess.classes))
         named = [text.decode("utf-8", "replace") for text in texts]
         named = [n if n in as_written else _as_class(text) for n, text in zip(named, texts, strict=True)]
         return _known_classes(codes, named, preprocess)
@@ -203,7 +203,7 @@ def known_targets(y: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray | N
 
 def _known_classes(codes: np.ndarray, texts: list[str], preprocess: Preprocess) -> tuple[np.ndarray, list[str]]:
     """(the class id of each row's text, -100 where the model does not know it; a line that names those texts)."""
-    ids = {name: i for i, name in enumerate(preprocess.classes)}
+    ids = {composed(name): i for i, name in enumerate(preprocess.classes)}
     truths = truth_words(preprocess.classes)
     texts = [truths.get(text.lower(), text) for text in texts]
     known = np.array([ids.get(text, -100) for text in texts], np.int64)
