@@ -18,7 +18,8 @@ constexpr double kPowers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Bytes of the white space that begins (or ends) here in UTF-8; 0 where there is none.
+// Bytes of the white space that begins (or ends) here in UTF-8, a byte order mark among it, as files that are joined
+// have inside; 0 where there is none.
 size_t blank_at(const unsigned char* s, size_t n) {
   if (n == 0) return 0;
   const unsigned char a = s[0];
@@ -30,6 +31,7 @@ size_t blank_at(const unsigned char* s, size_t n) {
   if (a == 0xE2 && b == 0x80 && ((c >= 0x80 && c <= 0x8A) || c == 0xA8 || c == 0xA9 || c == 0xAF)) return 3;
   if (a == 0xE2 && b == 0x81 && c == 0x9F) return 3;
   if (a == 0xE3 && b == 0x80 && c == 0x80) return 3;
+  if (a == 0xEF && b == 0xBB && c == 0xBF) return 3;
   return 0;
 }
 

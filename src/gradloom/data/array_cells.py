@@ -25,13 +25,19 @@ def cells_of(
     kind = array.dtype.kind
     if kind == "c":
         raise DataError(f"{what} holds complex numbers; need real ones")
+    if kind == "m":  # durations, in days
+        return ArrayCells(np.where(np.isnat(array), np.nan, array / np.timedelta64(1, "D")), missing)
     if kind == "f" or (kind in "iu" and _is_exact(array)):
         return ArrayCells(array, missing)
     try:
-        texts = _texts(array, what)
+        return read_cells(_texts(array, what), mode, comma, missing)
+    except UnicodeEncodeError as error:
+        shown = ascii(error.object)
+        return RefusedCells(
+            len(array), f"{what} holds {shown:.60}, which UTF-8 cannot hold; replace the lone surrogate"
+        )
     except DataError as error:
         return RefusedCells(len(array), str(error))
-    return read_cells(texts, mode, comma, missing)
 
 
 def named_cells(what: str, name: str, array: np.ndarray, rules: CellRules) -> NumberCells | TextCells:
@@ -62,6 +68,11 @@ def _texts(column: np.ndarray, what: str) -> list[str]:
     if column.dtype.kind == "M":  # 2020-01-31, with a time of day where there is one
         return ["" if text == "NaT" else text for text in np.datetime_as_string(column, unit="auto").tolist()]
     cells = column.tolist()
+    opaque = next((kind for kind in set(map(type, cells)) if _has_no_text(kind)), None)
+    if opaque is not None:
+        raise DataError(
+            f"{what} holds objects of type {opaque.__name__:.60}, which have no text; leave it out (--drop)"
+        )
     nested = next((value for value in cells if isinstance(value, (list, tuple, dict, set, np.ndarray))), None)
     if nested is not None:
         raise DataError(
@@ -72,6 +83,11 @@ def _texts(column: np.ndarray, what: str) -> list[str]:
         return ["" if _is_missing(value) else _text(value) for value in cells]
     except UnicodeDecodeError as error:
         raise DataError(f"{what} holds bytes that are no UTF-8 text (byte {error.object[error.start]:#04x})") from None
+
+
+def _has_no_text(kind: type) -> bool:
+    """Whether its objects have no text but their address."""
+    return kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
 
 
 def _is_missing(value: Any) -> bool:

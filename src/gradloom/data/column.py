@@ -42,6 +42,7 @@ class Column:
     parts: list[str] = field(default_factory=list)
     grouped: bool = False  # commas cut thousands, in a file where commas may be decimal
     unit: str = ""  # of its numbers, such as $
+    others: bool = False  # of texts: training rows have others than the categories, which set no feature
 
     def described(self) -> dict[str, Any]:
         """As a JSON object; what few columns have is left out of the others."""
@@ -67,6 +68,7 @@ class Column:
             parts=said.texts("parts") if said.has("parts") else [],
             grouped=said.flag("grouped") if said.has("grouped") else False,
             unit=said.text("unit", UNITS) if said.has("unit") else "",
+            others=said.flag("others") if said.has("others") else False,
         )
         said.end()
         has_categories = made.kind in ("text", "encoded")
@@ -84,6 +86,7 @@ class Column:
             or (made.kind != "number" and (made.center or made.scale or made.unit))
             or (made.has_missing and not (made.kind == "number" or (made.kind == "time" and made.form != NUMBER)))
             or (made.kind not in ("number", "time") and made.grouped)
+            or (made.kind != "text" and made.others)
             or (not (of_time and made.form) if made.kind == "time" else made.form or made.parts)
         ):
             raise DataError(f"column {made.name!r:.60}: its settings are not those of kind {made.kind!r:.60}")

@@ -113,7 +113,7 @@ def places_of(codes: np.ndarray, texts: list[bytes], column: Column, notes: list
     place = of_text[codes]
     unknown = place < 0
     rows = int(unknown.sum())
-    if rows:
+    if rows and not column.others:
         new = sorted({texts[code] for code in np.unique(codes[unknown])})
         shown = listed([text.decode("utf-8", "replace") or "''" for text in new])
         notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {shown}")

@@ -31,6 +31,8 @@ from .times import (
 MOST_CATEGORIES = 100  # that are one-hot; where there are more, they are encoded by their targets
 MOST_ENCODED = 20_000  # categories with codes; the most frequent ones
 _LEAST_MISSING = 5  # training rows whose cell is missing, for a feature of it: fewer would be learned by heart
+_LEAST_REPEATED = 5  # training rows of a text that is a category where most texts are of one row
+_LEAST_SHARE = 0.05  # of the training rows, which such texts have together
 _SKEWED = 2.0  # the skewness from which on a column of numbers is
 _WEIGHT = "the weights of the rows"
 
@@ -87,7 +89,7 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
     if role == "time":
         return _time_column(data, index, train)
     if role == "categorical":
-        return _text_column(name, *data.texts(index), train)
+        return _text_column(name, *data.texts(index), train, notes)
     values = need_numbers(data, index, what, True) if role == "numeric" else numbers_of(data, index, what, True)
     if role is None:
         form, hint = form_of_dates(data, index) if values is None else ("%Y%m%d" * are_days(values), [])
@@ -96,7 +98,7 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
             return _date_column(data, index, form, train, notes)
     if values is None:
         notes += hints(data, index)
-        return _text_column(name, *data.texts(index), train)
+        return _text_column(name, *data.texts(index), train, notes)
     check_finite(values, data, name)
     why = None if role == "numeric" else code_of(data, index, values)
     if why is not None:
@@ -105,7 +107,7 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
         notes.append(
             f"{name}: {count} different whole numbers are taken as categories, because {why} (--numeric {name})"
         )
-        return _text_column(name, codes, texts, train)
+        return _text_column(name, codes, texts, train, notes)
     notes += said_of(data, index, name) + far_numbers(data, values, train, f"column {name!r:.60}")
     return _number_column(name, values[train])
 
@@ -152,18 +154,30 @@ def mean_and_deviation(values: np.ndarray) -> tuple[float, float]:
     return mean, std or float(values.max() - values.min())
 
 
-def _text_column(name: str, codes: np.ndarray, texts: list[bytes], train: np.ndarray) -> Column:
+def _text_column(name: str, codes: np.ndarray, texts: list[bytes], train: np.ndarray, notes: list[str]) -> Column:
+    """One-hot categories, or of many an encoding. Where most rows have a text of their own, those texts alone that
+    repeat are categories; a note counts the others."""
     counts = np.bincount(codes[train], minlength=len(texts))
     seen = np.flatnonzero(counts)
     if len(seen) == 1:
         return Column(name, "unused", reason="constant")
-    if len(seen) > MOST_CATEGORIES and 2 * len(seen) > len(train):
-        return Column(name, "unused", reason=f"{len(seen)} different texts in {len(train)} rows")
-    many = len(seen) > MOST_CATEGORIES
+    many, others = len(seen) > MOST_CATEGORIES, False
+    if many and 2 * len(seen) > len(train):
+        repeated = np.flatnonzero(counts >= _LEAST_REPEATED)
+        rows = int(counts[repeated].sum())
+        if not len(repeated) or rows < _LEAST_SHARE * len(train):
+            return Column(name, "unused", reason=f"{len(seen)} different texts in {len(train)} rows")
+        kept = min(len(repeated), MOST_CATEGORIES)
+        notes.append(
+            f"{name}: {kept} text{'s' * (kept != 1)} of {_LEAST_REPEATED} rows or more"
+            f" {'are categories' if kept != 1 else 'is a category'} ({rows:,} of {len(train):,} rows); the other"
+            f" {len(seen) - kept:,} texts are not told apart (--drop {name} leaves the column out)"
+        )
+        seen, many, others = repeated, False, True
     ordered = sorted(seen.tolist(), key=lambda code: texts[code])
     most = sorted(ordered, key=lambda code: -counts[code])[: MOST_ENCODED if many else MOST_CATEGORIES]
     categories = [texts[code].decode() for code in sorted(most, key=lambda code: texts[code])]
-    return Column(name, "encoded" if many else "text", categories=categories)
+    return Column(name, "encoded" if many else "text", categories=categories, others=others)
 
 
 def _time_column(data: Columns, index: int, train: np.ndarray) -> Column:

@@ -17,7 +17,7 @@ _LEAST = 3
 _MOST_ARE = 0.9
 # Digits, cut by points, commas, apostrophes, underscores or blanks; with a sign, a currency, brackets, or k, M or x
 _LIKE_NUMBER = re.compile(
-    r"[(+\-−]*\s*([A-Z]{3}\s|[$€£¥])?\s*[+\-−]?[.,]?\d[\d.,'’_\s]*([kKMx%$€£¥]|[A-Z]{3})?[)\-−]?\Z"
+    r"['\"]?[(+\-−]*\s*([A-Z]{3}\s|[$€£¥])?\s*[+\-−]?[.,]?\d[\d.,'’_\s]*([kKMx%$€£¥]|[A-Z]{3})?[)\-−]?['\"]?\Z"
 )
 _NUMBER_AND_UNIT = re.compile(r"[-+]?\d[\d.,]*\s*([^\W\d_]{1,12}[.²³]?)\Z")
 

@@ -17,7 +17,7 @@ from .cell_rules import PLAIN, CellRules
 from .columns import MOST_COLUMNS, Columns, NumberCells, composed, number_text
 from .csv_file import read_csv
 from .idx import find_idx, read_idx, read_idx_folder
-from .kinds import numbers_of
+from .kinds import numbers_of, said_of
 from .npz import keys_of, load_npz
 from .parquet import is_parquet, read_parquet
 from .table_columns import is_table, table_columns
@@ -122,8 +122,8 @@ def of_columns(data: Columns, index: int, notes: list[str]) -> RawTable:
     texts = None
     y = numbers_of(data, index, f"target {data.names[index]!r:.60}", True)
     cells = data.cells[index]
-    if isinstance(cells, NumberCells) and cells.commas:
-        notes.append(f"target {data.names[index]!r:.60}: {cells.commas}")
+    if isinstance(cells, NumberCells):
+        notes += said_of(data, index, f"target {data.names[index]!r:.60}")
     if y is None or data.merges(index) or data.has_leading_zeros(index):
         y, texts = data.texts(index)
     return RawTable(data.path, data, y, data.names[index], target_index=index, texts=texts, notes=notes)

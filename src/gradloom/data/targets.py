@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .._cells import code_of
 from ..base.errors import DataError
 from .columns import Columns, composed, read_exactly
 from .dataset import split_rows
@@ -93,6 +94,7 @@ def _class_ids(
         different, ids = np.unique(y, return_inverse=True)
     else:
         different, ids = _sorted_texts(y, raw.texts)
+        raw.notes += _spellings(different.tolist(), raw.target)
     if len(different) > max(MOST_INTEGER_CLASSES, len(y) // 2):
         raise DataError(
             f"{raw.path}: target {raw.target!r:.60} has {len(different)} classes in {len(y)} rows; need far fewer"
@@ -107,6 +109,17 @@ def _class_ids(
             raise DataError(f"{raw.path}: row {bad[0]} of the test has class {seen!r:.60}, which no training row has")
         test_ids = place.astype(np.int32)
     return ids.reshape(-1).astype(np.int32), test_ids, names
+
+
+def _spellings(texts: list[bytes], target: str) -> list[str]:
+    """A note where two classes, which are texts because others are, are one number: 1e5 and 100000."""
+    numbers = [(read_exactly(text), text.decode()) for text in texts if code_of(text) == 0]
+    first: dict[float, str] = {}
+    for number, text in numbers:
+        if isinstance(number, float) and first.setdefault(number, text) != text:
+            two = f"classes {first[number]!r:.60} and {text!r:.60} are one number, and two classes"
+            return [f"target {target!r:.60}: {two}, because other classes are texts; write them alike"]
+    return []
 
 
 def _sorted_texts(codes: np.ndarray, texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
