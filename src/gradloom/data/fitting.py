@@ -20,9 +20,9 @@ from .times import (
     are_days,
     date_parts_of,
     date_text,
+    dates_of,
     described_parts,
     example_of,
-    form_of_dates,
     missing_time,
     parts_of,
     times_of,
@@ -92,10 +92,13 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
         return _text_column(name, *data.texts(index), train, notes)
     values = need_numbers(data, index, what, True) if role == "numeric" else numbers_of(data, index, what, True)
     if role is None:
-        form, hint = form_of_dates(data, index) if values is None else ("%Y%m%d" * are_days(values), [])
-        notes += hint
+        if values is None:
+            seconds, form, hint = dates_of(data, index)
+            notes += hint
+        else:
+            seconds, form = times_of(data, index, "%Y%m%d") if are_days(values) else (values, "")
         if form:
-            return _date_column(data, index, form, train, notes)
+            return _date_column(name, seconds[train], form, notes)
     if values is None:
         notes += hints(data, index)
         return _text_column(name, *data.texts(index), train, notes)
@@ -196,10 +199,8 @@ def _time_column(data: Columns, index: int, train: np.ndarray) -> Column:
     return made
 
 
-def _date_column(data: Columns, index: int, form: str, train: np.ndarray, notes: list[str]) -> Column:
-    """A column of dates that is a feature, as it may be of rows that are split at random."""
-    name = data.names[index]
-    seconds = times_of(data, index, form)[0][train]
+def _date_column(name: str, seconds: np.ndarray, form: str, notes: list[str]) -> Column:
+    """A column of dates that is a feature, as it may be of rows that are split at random. seconds: of training rows."""
     known = seconds[~np.isnan(seconds)]
     if known.size == 0:
         return Column(name, "unused", reason="empty in the training rows")

@@ -63,29 +63,34 @@ def times_of(data: Columns, index: int, form: str = "") -> tuple[np.ndarray, str
     return read[fitting[0]][texts.codes], fitting[0]
 
 
-def form_of_dates(data: Columns, index: int) -> tuple[str, list[str]]:
-    """(how the dates of a column are written, "" where it is none of dates; a hint where they can be read in two ways).
+def dates_of(data: Columns, index: int) -> tuple[np.ndarray, str, list[str]]:
+    """(seconds since 1970, f64 [rows], NaN where a cell is missing; how the dates are written, "" where the column is
+    none of dates; a hint where they can be read in two ways).
 
     A column of dates has at least three different texts, nearly all of which are dates in one form. DataError, with the
     line, for one of the others.
     """
-    texts, name = _Texts(data, index), data.names[index]
+    none, name = np.zeros(0), data.names[index]
+    first = [text.decode("utf-8", "replace") for text in data.texts(index)[1][:_FEW]]
+    if 2 * sum(_LIKE_TIME.fullmatch(text) is not None for text in first) < len(first):
+        return none, "", []
+    texts = _Texts(data, index)
     different = texts.different()
     looked_at = different[:_FEW]
     odd = int(_ODD * len(looked_at))
     if len(looked_at) < _LEAST or sum(_LIKE_TIME.fullmatch(text) is None for text in looked_at) > odd:
-        return "", []
+        return none, "", []
     forms = [form for form in FORMS if _most_fit(looked_at, form, odd)]
     read = {form: _read(texts.known, form) for form in forms}
     unread = {form: int(texts.unread(read[form]).sum()) for form in forms}
     least = min(unread.values(), default=len(different))
     if least > _ODD * len(different):
-        return "", []
+        return none, "", []
     best = [form for form in forms if unread[form] == least]
     if any(not np.array_equal(read[form], read[best[0]], equal_nan=True) for form in best):
         shown = texts.at(texts.first(~texts.is_missing))
         two = f"dates such as {shown!r:.60} may be day or month first, and are taken as texts; write them as 2024-01-31"
-        return "", [f"{name}: {two}"]
+        return none, "", [f"{name}: {two}"]
     if least:
         row = texts.first(texts.unread(read[best[0]]))
         cell, others = texts.at(row), len(different) - least
@@ -94,7 +99,7 @@ def form_of_dates(data: Columns, index: int) -> tuple[str, list[str]]:
             f" {others} other texts are; fix the cell or leave it empty, or declare it missing"
             f" (--missing {shlex.quote(cell):.60}); --categorical {name:.60} takes all as texts"
         )
-    return best[0], []
+    return read[best[0]][texts.codes], best[0], []
 
 
 def are_days(values: np.ndarray) -> bool:
