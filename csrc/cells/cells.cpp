@@ -18,7 +18,8 @@ constexpr double kPowers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Bytes of the white space that begins (or ends) here in UTF-8; 0 where there is none.
+// Bytes of the white space that begins (or ends) here in UTF-8, a byte order mark among it, as files that are joined
+// have inside; 0 where there is none.
 size_t blank_at(const unsigned char* s, size_t n) {
   if (n == 0) return 0;
   const unsigned char a = s[0];
@@ -30,6 +31,7 @@ size_t blank_at(const unsigned char* s, size_t n) {
   if (a == 0xE2 && b == 0x80 && ((c >= 0x80 && c <= 0x8A) || c == 0xA8 || c == 0xA9 || c == 0xAF)) return 3;
   if (a == 0xE2 && b == 0x81 && c == 0x9F) return 3;
   if (a == 0xE3 && b == 0x80 && c == 0x80) return 3;
+  if (a == 0xEF && b == 0xBB && c == 0xBF) return 3;
   return 0;
 }
 
@@ -303,14 +305,54 @@ void Texts::grow() {
   slots_.swap(made);
 }
 
+// ---- words that are declared missing ----------------------------------------------------------------------------------
+
+MissingWords::MissingWords(const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    words_.emplace_back(stripped(word));
+    const Cell cell = read_cell(words_.back(), Commas::point);
+    numbers_.push_back(cell.kind == Cell::number && cell.unit == no_unit ? cell.value : kNan);
+    has_numbers_ |= !std::isnan(numbers_.back());
+  }
+}
+
+const std::string* MissingWords::find(double number) const {
+  for (size_t i = 0; has_numbers_ && i < words_.size(); i++)
+    if (numbers_[i] == number) return &words_[i];
+  return nullptr;
+}
+
+const std::string* MissingWords::find(std::string_view cell, Commas commas) const {
+  for (const std::string& word : words_)
+    if (word == cell) return &word;
+  if (!has_numbers_) return nullptr;
+  const Cell read = read_cell(cell, commas);
+  return read.kind == Cell::number && read.unit == no_unit ? find(read.value) : nullptr;
+}
+
 // ---- a column ---------------------------------------------------------------------------------------------------------
 
-void CellColumn::begin(Mode made, Commas said) {
+void CellColumn::begin(Mode made, Commas said, std::shared_ptr<const MissingWords> declared) {
   mode = made;
   commas = made == grouped_numbers ? Commas::point : said;
+  declared_ = std::move(declared);
+}
+
+void CellColumn::add_mark(std::string_view text) {
+  const size_t code = static_cast<size_t>(marks.code(text));
+  of_mark.resize(marks.count());
+  of_mark[code]++;
 }
 
 void CellColumn::add(const Cell& cell) {
+  if (declared_ && cell.kind == Cell::number && cell.unit == no_unit) [[unlikely]] {
+    if (const std::string* word = declared_->find(cell.value)) {
+      add_mark(*word);
+      values.push_back(kNan);
+      rows++;
+      return;
+    }
+  }
   if (cell.kind == Cell::text) {
     first_text = rows++;
     mode = skip;  // it has to be read again, as texts
@@ -339,17 +381,21 @@ void CellColumn::add(std::string_view text) {
       rows++;
       return;
     case texts:
+      if (declared_) [[unlikely]] {
+        if (const std::string* word = declared_->find(text, commas)) {
+          add_mark(*word);
+          text = {};
+        }
+      }
+      [[fallthrough]];
     case exact_texts:
       codes.push_back(seen.code(text));
       rows++;
       return;
     default:
-      const Cell cell = read_cell(text, commas);
-      if (cell.kind == Cell::missing && !text.empty()) {
-        const size_t code = static_cast<size_t>(marks.code(text));
-        of_mark.resize(marks.count());
-        of_mark[code]++;
-      }
+      Cell cell = read_cell(text, commas);
+      if (cell.kind == Cell::text && declared_ && declared_->find(text, commas)) cell.kind = Cell::missing;
+      if (cell.kind == Cell::missing && !text.empty()) add_mark(text);
       add(cell);
   }
 }

@@ -1,6 +1,7 @@
 // cells.h: what the cell of a table is, a number, a missing value or a text, and columns of cells.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,12 +53,26 @@ class Texts {
   std::vector<uint32_t> slots_;   // hash table: number of a text + 1, or 0
 };
 
+// Words that a user declares missing. A word that is a number stands for all spellings of that number: -999 and -999.0.
+class MissingWords {
+ public:
+  explicit MissingWords(const std::vector<std::string>& words);
+  // The word that the number, or the stripped cell, is; null where it is none.
+  const std::string* find(double number) const;
+  const std::string* find(std::string_view cell, Commas commas) const;
+
+ private:
+  std::vector<std::string> words_;  // stripped
+  std::vector<double> numbers_;     // of each word; NaN: it is no number
+  bool has_numbers_ = false;
+};
+
 // A column that takes cell after cell. What it has taken since the last `clear` lies in `values` or `codes`.
 class CellColumn {
  public:
   enum Mode : uint8_t { skip, numbers, grouped_numbers, texts, exact_texts };  // exact: with blanks at their ends
 
-  void begin(Mode mode, Commas commas);
+  void begin(Mode mode, Commas commas, std::shared_ptr<const MissingWords> declared = nullptr);
   bool takes_numbers() const { return mode == numbers || mode == grouped_numbers; }
   bool takes_texts() const { return mode == texts || mode == exact_texts; }
   void add(std::string_view cell);
@@ -74,8 +89,12 @@ class CellColumn {
   int64_t rows = 0, first_text = -1, first_code = -1, in_brackets = 0;
   bool one_group = false, groups = false;
   int64_t of_unit[units] = {}, first_of_unit[units] = {};
-  Texts marks;  // cells that are missing, but not empty
+  Texts marks;  // cells that are missing, but not empty; in a column of texts those of declared words
   std::vector<int64_t> of_mark;
+
+ private:
+  void add_mark(std::string_view text);
+  std::shared_ptr<const MissingWords> declared_;  // null: none
 };
 
 }  // namespace gradloom

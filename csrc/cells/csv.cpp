@@ -12,7 +12,7 @@ void Splitter::begin(const std::vector<CellColumn::Mode>& modes) {
   begun_ = true;
   for (CellColumn::Mode mode : modes) {
     columns.push_back(std::make_unique<CellColumn>());
-    columns.back()->begin(mode, separator_ == ',' ? Commas::point : Commas::comma);
+    columns.back()->begin(mode, separator_ == ',' ? Commas::point : Commas::comma, declared_);
   }
   plain_.resize(columns.size());
   read_rows();

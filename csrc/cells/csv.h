@@ -24,7 +24,8 @@ struct Fault {
 // of the others are read.
 class Splitter {
  public:
-  explicit Splitter(char separator) : separator_(separator) {}
+  explicit Splitter(char separator, std::shared_ptr<const MissingWords> declared = nullptr)
+      : separator_(separator), declared_(std::move(declared)) {}
   Splitter(const Splitter&) = delete;
   Splitter& operator=(const Splitter&) = delete;
 
@@ -55,6 +56,7 @@ class Splitter {
   std::string_view exact_cell(const Span& span);  // with the blanks in front of it
 
   char separator_;
+  std::shared_ptr<const MissingWords> declared_;  // words that are missing values; null: none
   bool begun_ = false, last_ = false;
   std::string buffer_;  // the bytes from the last whole row on
   size_t position_ = 0;

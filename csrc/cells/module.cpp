@@ -58,6 +58,13 @@ std::vector<CellColumn::Mode> modes_of(const nb::bytes& said) {
   return modes;
 }
 
+std::shared_ptr<const MissingWords> declared_of(const nb::list& words) {
+  if (nb::len(words) == 0) return nullptr;
+  std::vector<std::string> made;
+  for (nb::handle word : words) made.emplace_back(bytes_of(word));
+  return std::make_shared<const MissingWords>(made);
+}
+
 }  // namespace
 
 NB_MODULE(_cells, m) {
@@ -82,11 +89,12 @@ NB_MODULE(_cells, m) {
      "The number that a cell (str or bytes) is; None for a missing value, False for a text. comma: 1,5 is 1.5.");
 
   nb::class_<CellColumn>(m, "Column", "Cells that are read as numbers or as texts.")
-      .def("__init__", [](CellColumn* self, int mode, bool comma) {
+      .def("__init__", [](CellColumn* self, int mode, bool comma, const nb::list& missing) {
         if (mode < 0 || mode > CellColumn::exact_texts) throw std::invalid_argument("mode: need a number of 0 to 4");
         new (self) CellColumn();
-        self->begin(static_cast<CellColumn::Mode>(mode), comma ? Commas::comma : Commas::point);
-      }, nb::arg("mode"), nb::arg("comma") = false)
+        self->begin(static_cast<CellColumn::Mode>(mode), comma ? Commas::comma : Commas::point, declared_of(missing));
+      }, nb::arg("mode"), nb::arg("comma") = false, nb::arg("missing") = nb::list(),
+         "missing: words (str or bytes) that are missing values, too.")
       .def("add", [](CellColumn& column, const nb::list& cells) {
         for (nb::handle cell : cells) column.add(bytes_of(cell));
       }, nb::arg("cells"), "Takes cells, each a str or bytes.")
@@ -108,7 +116,8 @@ NB_MODULE(_cells, m) {
       }, "For each of UNITS: (numbers that have it, the first one's row).")
       .def_prop_ro("marks", [](const CellColumn& c) {
         return nb::make_tuple(texts_of(c.marks), as_array(std::vector<int64_t>(c.of_mark)));
-      }, "((bytes of all marks of missing values, where each ends), how often each one is there).")
+      }, "((bytes of all marks of missing values, where each ends), how often each one is there); of texts: of declared "
+         "words.")
       .def_prop_ro("texts", [](const CellColumn& c) { return texts_of(c.seen); },
                    "(bytes of all texts, where each one ends), in the order of the codes.")
       .def("read_texts", [](const CellColumn& c) {
@@ -127,10 +136,10 @@ NB_MODULE(_cells, m) {
   }, nb::arg("cell"), "Which of CODES is said of a cell (str or bytes); 0 where it is an ordinary number, or none.");
 
   nb::class_<Splitter>(m, "Splitter", "The rows of a CSV file, which is given in pieces.")
-      .def("__init__", [](Splitter* self, const std::string& separator) {
+      .def("__init__", [](Splitter* self, const std::string& separator, const nb::list& missing) {
         if (separator.size() != 1) throw std::invalid_argument("separator: need one byte");
-        new (self) Splitter(separator[0]);
-      }, nb::arg("separator"))
+        new (self) Splitter(separator[0], declared_of(missing));
+      }, nb::arg("separator"), nb::arg("missing") = nb::list(), "missing: words that are missing values, too.")
       .def("feed", [](Splitter& s, const nb::bytes& piece, bool last) {
         const std::string_view bytes(piece.c_str(), piece.size());
         nb::gil_scoped_release released;

@@ -62,6 +62,8 @@ ODD: dict[str, list[Any]] = {
     "numeric": ["nothing", [3], ["nothing"]],
     "time": [3, "", "nothing"],
     "weight_column": [3, "", "nothing"],
+    "missing": [3, [3], [""]],
+    "encoding": [3, "", "nothing", "rot13"],
     "test": ["nowhere.csv"],
     "monitor": [3, "val_loss"],
     "device": [3, "", "nothing", "gpu:99", "numpy", "GPU"],
@@ -90,7 +92,8 @@ ODD: dict[str, list[Any]] = {
 OF_ONE_COMMAND = {"fit": {"eval_rows": [3], "eval_every": ["1steps"]}, "finetune": {"val": ["nowhere.txt"]}}
 NOT_AS_OPTION = {  # what an option cannot say, or says rightly
     "drop": ["nothing", [3], [""]], "categorical": ["nothing", [3]], "numeric": ["nothing", [3]], "time": [3],
-    "weight_column": [3], "target": [3], "monitor": [3], "gpu_layers": [HUGE],
+    "weight_column": [3], "target": [3], "missing": [3, [3], [""]], "encoding": [3],
+    "monitor": [3], "gpu_layers": [HUGE],
     "text_key": [3], "prompt_key": [3], "completion_key": [3], "messages_key": [3],
     "sample_prompt": ["once", [3], []], "freeze": ["*.bias", [3]], "targets": ["attn_q", [3]], "log": ["csv", 3],
     "out": ["t.csv/out"], "hidden": ["64", 3], "val": [{"a": 3}, {"": "t.csv"}, {"a.b": "t.csv"}, {"a": ""}],
@@ -154,7 +157,18 @@ def refused(capsys: Any, place: Path, names: tuple[str, ...], *words: str) -> No
     assert any(name in err for name in names), (words, err)
     assert any(
         word in err
-        for word in ("need", "did you mean", "see ", "No such", "no such", "leave", " has it", " have it", "choose")
+        for word in (
+            "need",
+            "must be",
+            "did you mean",
+            "see ",
+            "No such",
+            "no such",
+            "leave",
+            " has it",
+            " have it",
+            "choose",
+        )
     ), err
     assert sorted(place.iterdir()) == before, (words, err)
 

@@ -186,7 +186,7 @@ def test_rows_over_the_ends_of_pieces(tmp_path, monkeypatch):
         (tmp_path / "t.csv").write_bytes(held.getvalue().encode("utf-8-sig"))
         whole = None
         for size in range(3, 90):  # the mark of byte order lies in one piece
-            monkeypatch.setattr("gradloom.data.csv_file._PIECE", size)
+            monkeypatch.setattr("gradloom.data.text_bytes._PIECE", size)
             data = read_csv(tmp_path / "t.csv")
             codes, texts = data.texts(1)
             found = (data.names, data.numbers(2).tolist(), [texts[c] for c in codes], list(data.lines))
@@ -243,7 +243,7 @@ def test_numbers_are_held_in_few_bytes(tmp_path):
 
 def test_pieces_are_joined(tmp_path, monkeypatch):
     """Pieces of other widths between them; numbers, missing ones and codes stay what they are."""
-    monkeypatch.setattr("gradloom.data.csv_file._PIECE", 512)
+    monkeypatch.setattr("gradloom.data.text_bytes._PIECE", 512)
     monkeypatch.setattr("gradloom.data.blocks._JOINED", 700)
     wide = [i % 50 if i % 400 < 200 else i * 1000 for i in range(3000)]
     texts = [f"t{i * i % 97}" for i in range(3000)]

@@ -1,10 +1,14 @@
 """What is said about odd columns and classes; and that ordinary columns are left in peace."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from gradloom.data import read_table
-from gradloom.data.column_warnings import column_warnings, imbalance
+from gradloom.data.column_warnings import column_warnings, imbalance, repeated_rows
+
+TABULAR = Path(__file__).parents[3] / "shared" / "data" / "tabular"
 
 ROWS = 400
 RNG = np.random.default_rng(0)
@@ -77,3 +81,56 @@ def test_imbalance(tmp_path, share, said):
     assert bool(found) == said
     assert not said or found == ["classes are imbalanced: 'no' has 90 % of the training rows"]
     assert imbalance(table(tmp_path, PRICE)) == []
+
+
+# ---- test rows that training rows repeat -----------------------------------------------------------------------------
+
+
+def repeated(tmp_path, columns, task=None, **options):
+    lines = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
+    names = ",".join(f"c{i}" for i in range(len(columns) - 1))
+    (tmp_path / "t.csv").write_text("\n".join([f"{names},y", *lines]) + "\n")
+    return repeated_rows(read_table(tmp_path / "t.csv", task=task, **options))
+
+
+@pytest.mark.parametrize("times", [2, 5])
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_rows_that_are_twice_there(tmp_path, times, task):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3)).round(1)
+    y = rng.integers(0, 2, 300) if task == "classification" else rng.normal(size=300).round(3)
+    columns = [np.tile(c, times) for c in (*x.T, rng.choice(["a", "b"], 300), y)]
+    found = repeated(tmp_path, columns, task)
+    assert len(found) == 1 and "test rows" in found[0] and "duplicates" in found[0]
+    assert repeated(tmp_path, [column[:300] for column in columns], task) == []
+    columns[-1] = np.r_[columns[-1][:300], 5 + columns[-1][300:]]  # another target is another row
+    if times == 2:
+        assert repeated(tmp_path, columns, task) == []
+
+
+def test_a_test_file_of_training_rows(tmp_path):
+    x = np.random.default_rng(0).normal(size=200).round(3)
+    lines = [f"{a},{i % 2}" for i, a in enumerate(x)]
+    (tmp_path / "u.csv").write_text("\n".join(["c0,y", *lines[:60]]) + "\n")
+    found = repeated(tmp_path, [x, np.arange(200) % 2], test=tmp_path / "u.csv")
+    assert len(found) == 1 and found[0].startswith("60 of 60 test rows (100 %)")
+
+
+@pytest.mark.parametrize("kind", ["categories", "few numbers", "a rounded number", "correlated"])
+def test_rows_that_are_equal_by_themselves(tmp_path, kind):
+    rng = np.random.default_rng(1)
+    category = rng.integers(0, 4, 600)
+    columns = {
+        "categories": [rng.choice(["a", "b", "c"], 600), rng.choice(["u", "v"], 600)],
+        "few numbers": [rng.integers(0, 9, 600), rng.integers(0, 5, 600)],
+        "a rounded number": [rng.normal(size=600).round(1), rng.integers(0, 3, 600)],
+        "correlated": [category, category * 2, np.array(["a", "b", "c", "d"])[category], category % 2],
+    }[kind]
+    assert repeated(tmp_path, [*columns, rng.integers(0, 2, 600)], "classification") == []
+
+
+@pytest.mark.skipif(not TABULAR.exists(), reason="the real tables are not beside the checkout, under shared/data")
+@pytest.mark.parametrize(("name", "fires"), [("iris.csv", False), ("winequality-red.csv", True)])
+def test_real_tables(name, fires):
+    """A seventh of the wines is there twice."""
+    assert bool(repeated_rows(read_table(TABULAR / name))) == fires

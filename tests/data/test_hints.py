@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradloom.base.errors import DataError
-from gradloom.data import read_features, read_table
+from gradloom.data import Preprocess, read_features, read_table
 from gradloom.data.column_warnings import column_warnings
 
 ROWS = 60
@@ -52,13 +52,10 @@ def test_names_with_digits_are_no_numbers(tmp_path, name):
         ([f"{i % 9}{'ab'[i % 2]}" for i in range(ROWS)], None),
         ([f"km {i % 9}" for i in range(ROWS)], None),
         (["1 kg", "2 kg"] * (ROWS // 2), None),
-        ([f"{i % 9 + 1:02d}-Jan-2023" for i in range(ROWS)], "look like times, and are taken as categories (--time a)"),
-        ([f"2023-01-{i % 9 + 1:02d}" if i % 5 else "NA" for i in range(ROWS)], "look like times"),
-        ([f"{i % 24:02d}:00" for i in range(ROWS)], "a: texts such as '00:00' look like times"),
         (["red", "green", "blue"] * (ROWS // 3), None),
     ],
 )
-def test_texts_that_may_be_numbers_or_times(tmp_path, cells, said):
+def test_texts_that_may_be_numbers(tmp_path, cells, said):
     found = [note for note in table(tmp_path, cells).notes if "look like" in note]
     assert found == [] if said is None else len(found) == 1 and said in found[0]
     assert not any("look like" in note for note in table(tmp_path, cells, categorical=["a"]).notes)
@@ -149,3 +146,104 @@ def test_tables_of_few_rows(tmp_path, text, message):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(DataError, match=message):
         read_table(tmp_path / "t.csv")
+
+
+def test_texts_that_repeat_among_many_others(tmp_path):
+    """A column of more than 100 texts, most of one row each, is dropped unless some are frequent."""
+    words = [("red", "blue", "", f"only {i}")[i % 4] if i % 5 > 2 else f"other {i}" for i in range(400)]
+    x = np.random.default_rng(0).standard_normal(400).round(3)
+
+    def made_of(cells, name="t.csv"):
+        lines = [f'"{cell}",{number},{"up" if number > 0 else "down"}' for cell, number in zip(cells, x, strict=True)]
+        (tmp_path / name).write_text("\n".join(["a,x,y", *lines]) + "\n")
+        return read_table(tmp_path / name)
+
+    made = made_of(words)
+    column = made.preprocess.columns[0]
+    assert (column.kind, column.categories, column.others) == ("text", ["", "blue", "red"], True)
+    assert any(note.startswith("a: 3 texts of 5 rows or more are categories") and "--drop a" in note
+               for note in made.notes)  # fmt: skip
+    assert not any("unknown from training" in note for note in made.notes)
+    again = Preprocess.from_json(made.preprocess.to_json())
+    features, _, notes, _ = read_features(tmp_path / "t.csv", again)
+    assert notes == [] and features[:, :3].sum() == sum(word in ("", "red", "blue") for word in words)
+    assert made_of([f"{word} {i // 3}" for i, word in enumerate(words)]).preprocess.columns[0].kind == "unused"
+    few = made_of(["red" if i < 10 else f"only {i}" for i in range(400)])
+    assert few.preprocess.columns[0].kind == "unused"
+    many = made_of([f"word {i % 50}" for i in range(400)])
+    assert many.preprocess.columns[0].others is False
+
+
+@pytest.mark.parametrize(
+    ("cells", "two"), [(["+1", "1", "a"], "'+1' and '1'"), (["1e5", "100000", "b"], "'100000' and '1e5'"),
+                       (["01", "1", "b"], None), (["1", "2", "b"], None), (["+1", "1", "2"], None)],
+)  # fmt: skip
+def test_classes_that_are_one_number(tmp_path, cells, two):
+    """Beside texts they are two classes, which is reported; as numbers they are one."""
+    rows = [f"{x},{cells[i % 3]}" for i, x in enumerate(X)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    made = read_table(tmp_path / "t.csv")
+    found = [note for note in made.notes if "are one number" in note]
+    assert (two is None and not found) or (len(found) == 1 and two in found[0]), made.notes
+    assert len(made.preprocess.classes) == (2 if cells[2] == "2" else 3)
+
+
+def test_a_target_with_a_unit(tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{x},{10 + i % 2 * 10}%\n" for i, x in enumerate(X)))
+    made = read_table(tmp_path / "t.csv")
+    assert made.preprocess.classes == ["10", "20"] and any("'%' of 60 cells" in note for note in made.notes)
+
+
+def test_byte_order_marks_inside(tmp_path):
+    """Of files that were joined, one behind the other."""
+    rows = "".join(f"{i % 7}.5,{x}\n" for i, x in enumerate(X))
+    (tmp_path / "t.csv").write_text(f"\ufeff\ufeffa,y\n{rows}\ufeff{rows}", encoding="utf-8")
+    made = read_table(tmp_path / "t.csv").preprocess
+    assert (made.columns[0].name, made.columns[0].kind, made.task) == ("a", "number", "regression")
+
+
+# ---- cells that Python holds -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"), [("x\udc80", "lone surrogate"), (object(), "type object"), ({"a": 1}, "dict"), ([1, 2], "list")],
+)  # fmt: skip
+@pytest.mark.parametrize("column", ["a", "y"])
+def test_objects_that_are_no_cells(cell, shown, column):
+    pandas = pytest.importorskip("pandas")
+    cells = pandas.Series(np.array([None] * ROWS, object))
+    cells[:] = [cell if i % 2 else "b" for i in range(ROWS)]
+    frame = pandas.DataFrame({"x": X, "a": SIGN, "y": SIGN}).assign(**{column: cells.astype(object)})
+    with pytest.raises(DataError, match=rf"column '{column}' holds .*{shown}"):
+        read_table(frame)
+    if column == "a":
+        assert read_table(frame, drop=["a"]).preprocess.inputs == 1
+
+
+def test_durations_are_days():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": pandas.to_timedelta(np.r_[np.nan, np.arange(ROWS - 1)] * 12, unit="h"), "y": SIGN})
+    made = read_table(frame).preprocess
+    assert made.columns[0].kind == "number" and made.columns[0].median < ROWS / 2
+    features = read_features(frame, made)[0]
+    np.testing.assert_allclose(np.diff(features[1:, 0]) * made.columns[0].std, 0.5, atol=1e-4)
+
+
+class Touches:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("key", ["x", "y", "more"])
+def test_objects_in_an_npz_are_never_unpickled(tmp_path, key):
+    arrays = {"x": np.arange(40.0).reshape(20, 2), "y": np.arange(20) % 2}
+    arrays[key] = np.array([Touches(str(tmp_path / "touched"))] * 20, object)
+    np.savez(tmp_path / "t.npz", **arrays)
+    with pytest.raises(DataError, match="Python objects"):
+        read_table(tmp_path / "t.npz")
+    assert not (tmp_path / "touched").exists()

@@ -45,7 +45,7 @@ def test_classes_without_leading_zeros_stay_numbers(tmp_path):
     assert read_features(new, table.preprocess)[1].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("times", [["2024-01-01", "2024-01-02"], ["14:30", "15:30"]])
+@pytest.mark.parametrize("times", [["2024-01-01", "2024-01-02", "2024-01-03"], ["14:30", "15:30", "16:30"]])
 def test_times_of_a_few_days_have_no_waves(tmp_path, times):
     rows = "\n".join(f"{times[i * len(times) // 60]},{i % 5},{i % 2}" for i in range(60))
     table = read_table(write(tmp_path / "t.csv", f"t,a,y\n{rows}\n"), "y", time="t")

@@ -10,6 +10,7 @@ import pytest
 
 from gradloom.base.errors import DataError, FileError, GradloomError, SettingError
 from gradloom.data import Preprocess, read_features, read_table
+from gradloom.data.cell_rules import CellRules
 from gradloom.data.csv_file import read_csv
 from gradloom.data.idx import read_idx
 
@@ -139,7 +140,7 @@ MIXED = [
 def test_separator_of_texts_with_other_separators(tmp_path, separator, rows):
     with open(tmp_path / "t.csv", "w", encoding="utf-8", newline="") as file:
         csv.writer(file, delimiter=separator).writerows(rows)
-    data = read_csv(tmp_path / "t.csv", header=False, texts=[f"column {i + 1}" for i in range(9)])
+    data = read_csv(tmp_path / "t.csv", header=False, rules=CellRules([f"column {i + 1}" for i in range(9)]))
     columns = [[texts[code].decode() for code in codes] for codes, texts in map(data.texts, range(len(data.names)))]
     read = [list(row) for row in zip(*columns, strict=True)]
     assert data.separator == separator and read == [[cell.strip() for cell in row] for row in rows]
@@ -457,9 +458,9 @@ def test_the_share_of_the_test_is_called_by_its_name(tmp_path):
 
 def test_other_files(tmp_path):
     with pytest.raises(
-        DataError, match=r"t.xlsx: suffix .xlsx is not known; need .csv, .csv.gz, .parquet, .npz or a folder"
+        DataError, match=r"t.doc: suffix .doc is not known; need .csv, .csv.gz, .parquet, .npz or a folder"
     ):
-        read_table(write(tmp_path / "t.xlsx", "x"))
+        read_table(write(tmp_path / "t.doc", "x"))
     with pytest.raises(DataError, match="is one idx file; need the folder that holds images and labels"):
         read_table(write(tmp_path / "train-images-idx3-ubyte", "x"))
     with pytest.raises(FileError, match=r"t.csv line \d+: is not UTF-8 text \(byte 0xff\); save it as UTF-8"):

@@ -1,5 +1,6 @@
 """What a user says of columns, and what is found out of them: dropped ones, categories, codes, times, weights."""
 
+import itertools
 import json
 
 import numpy as np
@@ -330,3 +331,41 @@ def test_a_weight_that_training_cannot_take_is_named(tmp_path, cell, said):
     (tmp_path / "t.csv").write_text("\n".join(rows))
     with pytest.raises(DataError, match=f"t.csv line 7: weight column 'w' {said}"):
         read_table(tmp_path / "t.csv", weight="w")
+
+
+# ---- rows of one time ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("each", [1, 3, 7, 40])
+@pytest.mark.parametrize("val_split", [0.0, 0.15])
+def test_rows_of_one_time_stay_together(tmp_path, each, val_split):
+    days = np.datetime64("2020-01-01") + np.arange(200) // each
+    order = np.random.default_rng(0).permutation(200)
+    write(tmp_path / "t.csv", ["when", "y"], days[order], np.arange(200)[order] + 0.5)
+    table = read_table(tmp_path / "t.csv", time="when", val_split=val_split)
+    back = table.preprocess.outputs_to_targets
+    parts = [back(table.train.labels)[:, 0], table.test_targets]
+    parts[1:1] = [back(table.val.labels)[:, 0]] if val_split else []
+    on_days = [np.unique(np.rint(part - 0.5).astype(int) // each) for part in parts]
+    for one, next_one in itertools.pairwise(on_days):
+        assert one.max() < next_one.min()
+    assert sum(map(len, parts)) == 200 and abs(len(parts[-1]) - 40) <= each / 2
+    moved = [note for note in table.notes if "rows of the same time stay together" in note]
+    assert bool(moved) == (
+        len(parts[-1]) != 40 or (val_split > 0 and len(parts[1]) != round((200 - len(parts[-1])) * 0.15))
+    )
+
+
+def test_one_time_alone_cannot_be_split(tmp_path):
+    write(tmp_path / "t.csv", ["when", "a", "y"], ["2020-01-01"] * 20, range(20), np.arange(20) + 0.5)
+    with pytest.raises(DataError, match="all 20 rows that are left have the same time; the test rows require later"):
+        read_table(tmp_path / "t.csv", time="when")
+    days = ["2020-01-01"] * 16 + ["2020-01-02"] * 4
+    write(tmp_path / "t.csv", ["when", "a", "y"], days, range(20), np.arange(20) + 0.5)
+    with pytest.raises(DataError, match="all 16 rows that are left have the same time; the validation rows require"):
+        read_table(tmp_path / "t.csv", time="when", val_split=0.2)
+    assert read_table(tmp_path / "t.csv", time="when").test.n == 4
+    days = [2020] * 160 + [2021] * 40
+    write(tmp_path / "t.csv", ["when", "a", "y"], days, range(200), np.arange(200) + 0.5)
+    table = read_table(tmp_path / "t.csv", time="when", val_split=None)
+    assert (table.train.n, table.val, table.val_split, table.test.n) == (160, None, 0.0, 40)

@@ -49,7 +49,7 @@ def test_lines_are_counted_from_it(tmp_path: Path) -> None:
 
 
 def test_a_column_that_turns_out_to_be_texts_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradloom.data.csv_file._PIECE", 64)
+    monkeypatch.setattr("gradloom.data.text_bytes._PIECE", 64)
     path = tmp_path / "t.csv"
     path.write_text("sep=;\na;b\n" + "".join(f"{i};{i}\n" for i in range(100)) + "red;3\n" * 100)
     found = read_csv(path)

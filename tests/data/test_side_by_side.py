@@ -60,7 +60,7 @@ def test_warnings_of_numpy_stay_silent_on_all_threads(cores, recwarn):
 
 
 def test_what_is_wrong_first_in_the_file_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("gradloom.data.csv_file._PIECE", 64)
+    monkeypatch.setattr("gradloom.data.text_bytes._PIECE", 64)
     good = b"1.5,2\n" * 40
     path = tmp_path / "t.csv"
     path.write_bytes(b"a,b\n" + good + b"1,2,3\n" + good + b"\xff,1\n")

@@ -9,12 +9,14 @@ import random
 import struct
 import zipfile
 import zlib
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
 
 from gradloom.base.memory import Memory
 from gradloom.data import read_features, read_table
+from gradloom.data.times import FORMS
 from tests.fuzz.limits import CASES, Costs, one_input
 
 CELLS = [
@@ -162,7 +164,8 @@ def table(draw):
     columns, count = draw.choice([1, 2, 2, 3, 3, 3, 4, 40]), draw.choice([1, 2, 10, 30, 40, 100, 200])
     odd = draw.choice([0, 0, 0.003, 0.1])
     kinds = [
-        draw.choice(["whole", "number", "number", "text", "text", "class", "class", "class"]) for _ in range(columns)
+        draw.choice(["whole", "number", "number", "text", "text", "date", "class", "class", "class"])
+        for _ in range(columns)
     ]
     if draw.random() < 0.3:
         kinds[draw.randrange(columns)] = draw.choice(["one", "empty", "odd"])
@@ -171,14 +174,19 @@ def table(draw):
         rows.append(
             [draw.choice(["size", "y", "", "1", "é"]) + str(i) * draw.choice([1, 1, 1, 0]) for i in range(columns)]
         )
+    form = draw.choice(FORMS)
     for i in range(count):
+        day = datetime(2020, 1, 1) + timedelta(days=i * draw.choice([1, 9]), minutes=draw.choice([0, 90]))
         usual = {
+            "date": f"{day:%Y-%m-%d}" if form == "iso" else day.strftime(form).replace(",", ""),
             "whole": str(i), "number": f"{draw.gauss(0, 3):.3f}", "text": f"t{draw.randrange(5)}", "class": str(i % 2),
             "one": "1", "empty": "", "odd": draw.choice(CELLS),
         }  # fmt: skip
         rows.append([draw.choice(CELLS) if draw.random() < odd else usual[kind] for kind in kinds])
         if draw.random() < odd / 20:
             rows[-1].append("1")
+        if draw.random() < odd / 50:
+            rows.append(rows[0])
     return end.join(separator.join(row) for row in rows) + end * draw.randrange(3)
 
 
@@ -272,6 +280,27 @@ def small_machine(monkeypatch):
     monkeypatch.setattr("gradloom.data.unpacked.memory", lambda: Memory(1 << 30, 40_000_000))
 
 
+def options_of(make, number):
+    """What read_table is told of how the cells of case `number` are read."""
+    if make is npz_file:
+        return {}
+    draw = random.Random(f"options of {number}")
+    encodings = [
+        *[None] * 12,
+        "cp1252",
+        "latin-1",
+        "utf-8",
+        "utf-16",
+        "utf-16-le",
+        "utf-32",
+        "shift_jis",
+        "cp037",
+        "hz",
+    ]
+    words = [*[()] * 4, ["t1"], ["1", "x"], ["-1", "?", "é"], ["red", "2020-01-01"]]
+    return {"encoding": draw.choice(encodings), "missing": draw.choice(words)}
+
+
 def read_all(make, folder, numbers, costs):
     """Read the files of these cases as tables to train on, and again as tables to predict."""
     task = [None, None, "classification", "regression"]
@@ -281,7 +310,8 @@ def read_all(make, folder, numbers, costs):
         path.write_bytes(data)
         try:
             with one_input(path, costs):
-                read = read_table(path, task=task[number % 4], val_split=0.25 * (number % 3 == 0), seed=number)
+                options = options_of(make, number)
+                read = read_table(path, None, task[number % 4], 0.2, 0.25 * (number % 3 == 0), number, **options)
                 for part in (read.train, read.test):
                     for array in [] if part is None else [part.data, part.labels]:
                         assert array.dtype.kind in "iu" or np.isfinite(array).all(), array

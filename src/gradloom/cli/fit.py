@@ -62,7 +62,7 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
             table = read_table(
                 use.data, use.target, use.task, val_split=use.val_split, seed=use.seed, drop=use.drop or (),
                 categorical=use.categorical or (), numeric=use.numeric or (), time=use.time,
-                weight=use.weight_column, test=use.test,
+                weight=use.weight_column, test=use.test, missing=use.missing or (), encoding=use.encoding,
             )  # fmt: skip
             use = settle(use, table, ranks)
             need_room(table.preprocess, use.hidden, use.ensemble)

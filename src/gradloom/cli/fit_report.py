@@ -71,12 +71,12 @@ class Job:
 
     def look_at_columns(self) -> None:
         """Note what is odd about the training rows."""
-        from ..data.column_warnings import column_warnings, imbalance
+        from ..data.column_warnings import column_warnings, imbalance, repeated_rows
 
         if self.use.class_weight is None:
             more = "; look at the balanced accuracy, or train with --class-weight balanced"
             self.warnings += [text + more for text in imbalance(self.table)]
-        self.warnings += column_warnings(self.table)
+        self.warnings += column_warnings(self.table) + repeated_rows(self.table)
 
     def warn(self, text: str) -> None:
         """Keep a warning that the results make, and say it."""

@@ -83,6 +83,14 @@ class FitSettings:
     weight_column: Annotated[
         Name | None, typer.Option(help="A column that says how much each row weighs in training.")
     ] = None
+    missing: Annotated[
+        list[Name] | None,
+        Text(commas),
+        typer.Option(help="Words that are missing values, such as unknown,-999, besides NA, ? and the like."),
+    ] = None
+    encoding: Annotated[
+        Name | None, typer.Option(help="Encoding of the text files, such as cp1252. [default: utf-8]")
+    ] = None
     test: Annotated[Place | None, typer.Option(help="A file of test rows. [default: a fifth of the rows]")] = None
     hidden: Annotated[
         Widths, Text(_widths),
@@ -199,6 +207,7 @@ def prepared(asked: FitSettings) -> FitSettings:
     """With what is decided before the data are read; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
     from ..base.settings import as_precision
+    from ..data.text_bytes import encoding_of
 
     if asked.metric is not None and asked.monitor is not None:
         raise SettingError(f"--metric {asked.metric} beside --monitor {asked.monitor}: need one of them")
@@ -212,6 +221,8 @@ def prepared(asked: FitSettings) -> FitSettings:
                 said = "" if value is True else f" {value}"
                 raise SettingError(f"--folds {asked.folds} beside --{name}{said}: need one of them")
     asked = replace(asked, precision=as_precision(asked.precision))
+    if asked.encoding is not None:
+        asked = replace(asked, encoding=encoding_of(asked.encoding))
     check_device(asked.device)
     if asked.val_split is None and os.path.isdir(asked.data):
         return replace(asked, val_split=0.05 if "val" not in (asked.val or {}) else 0.0)

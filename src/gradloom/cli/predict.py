@@ -36,6 +36,9 @@ def predict(
     keep: Annotated[
         str | None, typer.Option(help="Columns of DATA to write in front of the predictions, such as id,name.")
     ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Encoding of a text file, such as cp1252. [default: as in training]")
+    ] = None,
     precision: Precision = None,
     device: Device = None,
     json: Annotated[
@@ -51,7 +54,7 @@ def predict(
     check_device(device)
     names = _names(keep)
     from ..base.errors import DataError, SettingError
-    from ..data.frames import as_file, features_of, kept_columns
+    from ..data.frames import as_file, features_of, kept_columns, with_encoding
     from ..files import atomic_write, check_target, refuse_input
     from .model import files_of_model, load_model
 
@@ -61,7 +64,7 @@ def predict(
         refuse_input(out, *files_of_model(model), *([] if data == "-" else [data]))
         check_target(out, streams=True)
     opened = load_model(model)
-    preprocess = opened.preprocess
+    preprocess = with_encoding(opened.preprocess, encoding, data)
     if data == "-" and sys.stdin is None:
         raise DataError("stdin: is closed; need the rows of a CSV file there, or the name of a file")
     opened_data = as_file(sys.stdin.buffer, "stdin") if data == "-" else contextlib.nullcontext(data)

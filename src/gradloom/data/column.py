@@ -8,7 +8,8 @@ from typing import Any
 from .._cells import UNITS
 from ..base.described import Described
 from ..base.errors import DataError
-from .times import FORMS, NUMBER, PARTS
+from .columns import composed
+from .times import CALENDAR, FORMS, NUMBER, PARTS
 
 _ALWAYS = ("name", "kind", "median", "mean", "std", "categories", "reason")
 
@@ -21,7 +22,8 @@ class Column:
              one feature more, 1 where the cell is missing
     text     one-hot over its categories
     encoded  of many categories: what the training targets of each are, in `codes`, [categories, features] row by row
-    time     seconds, or a number, standardised, and a sine and a cosine for each of `parts` (see times.py)
+    time     seconds, or a number, standardised, the median where it is missing; `parts` (see times.py): the calendar
+             year on the same scale, a sine and a cosine of each other one; has_missing of dates as for numbers
     unused   none, for this reason
     """
 
@@ -40,6 +42,7 @@ class Column:
     parts: list[str] = field(default_factory=list)
     grouped: bool = False  # commas cut thousands, in a file where commas may be decimal
     unit: str = ""  # of its numbers, such as $
+    others: bool = False  # of texts: training rows have others than the categories, which set no feature
 
     def described(self) -> dict[str, Any]:
         """As a JSON object; what few columns have is left out of the others."""
@@ -50,7 +53,7 @@ class Column:
     def from_described(cls, said: Described) -> Column:
         """What described made; DataError otherwise."""
         made = cls(
-            name=said.text("name"),
+            name=composed(said.text("name")),
             kind=said.text("kind", ("number", "text", "encoded", "time", "unused")),
             median=said.number("median"),
             mean=said.number("mean"),
@@ -65,6 +68,7 @@ class Column:
             parts=said.texts("parts") if said.has("parts") else [],
             grouped=said.flag("grouped") if said.has("grouped") else False,
             unit=said.text("unit", UNITS) if said.has("unit") else "",
+            others=said.flag("others") if said.has("others") else False,
         )
         said.end()
         has_categories = made.kind in ("text", "encoded")
@@ -79,8 +83,10 @@ class Column:
         of_time = all(part in PARTS for part in made.parts) and (made.form != NUMBER or not made.parts)
         if (
             not of_codes
-            or (made.kind != "number" and (made.has_missing or made.center or made.scale or made.unit))
+            or (made.kind != "number" and (made.center or made.scale or made.unit))
+            or (made.has_missing and not (made.kind == "number" or (made.kind == "time" and made.form != NUMBER)))
             or (made.kind not in ("number", "time") and made.grouped)
+            or (made.kind != "text" and made.others)
             or (not (of_time and made.form) if made.kind == "time" else made.form or made.parts)
         ):
             raise DataError(f"column {made.name!r:.60}: its settings are not those of kind {made.kind!r:.60}")
@@ -91,6 +97,6 @@ class Column:
         """How many features it makes."""
         if self.kind == "encoded":
             return len(self.codes) // len(self.categories)
-        return {
-            "number": 1 + self.has_missing, "text": len(self.categories), "time": 1 + 2 * len(self.parts), "unused": 0
-        }[self.kind]  # fmt: skip
+        if self.kind == "time":
+            return 1 + sum(1 if part == CALENDAR else 2 for part in self.parts) + self.has_missing
+        return {"number": 1 + self.has_missing, "text": len(self.categories), "unused": 0}[self.kind]

@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from .column import Column
+from .dataset import Dataset
 from .readers import Table
 
 _MOST_ROWS = 20_000  # looked at: the first ones, which are drawn at random
@@ -16,6 +17,9 @@ _LEAST_FOR_EACH = 20  # rows of each different cell, for cells in any order to t
 _MOST_COUNTS = 10_000_000  # different cells times classes
 _ERRORS = 0.001  # share of the rows that a column which tells the target may miss
 _CORRELATION = 0.9999
+_MOST_COMPARED = 200_000  # training rows that test rows are compared with
+_LEAST_REPEATED, _REPEATED = 5, 0.02  # test rows, and their share, that are equal to training rows
+_FEW_CELLS = 20  # different cells of each column of a table whose rows are equal by themselves
 _IMBALANCE = 4.0  # rows of the largest class, as a multiple of the mean of the others
 
 
@@ -49,6 +53,64 @@ def column_warnings(table: Table) -> list[str]:
                 " after the target?"
             )
     return found
+
+
+def repeated_rows(table: Table) -> list[str]:
+    """A sentence where test rows are equal to training rows, targets included, and more of them than by chance.
+
+    Chance: the rows that agree in all columns if the columns were independent. A table without a column of more than 20
+    different cells has equal rows by itself. Columns of kind "encoded" differ between training and test rows: a table
+    with one is not looked at.
+    """
+    made, test = table.preprocess, table.test
+    if test is None or any(column.kind == "encoded" for column in made.columns):
+        return []
+    train = _rows(table.train, _MOST_COMPARED)
+    looked_at = _rows(test, _MOST_ROWS)
+    known = set(train)
+    found = sum(row in known for row in looked_at)
+    if found < max(_LEAST_REPEATED, _REPEATED * len(looked_at)):
+        return []
+    if made.kind == "columns":
+        agree, different = _agreement(table)
+        if different <= _FEW_CELLS or found < 10 * agree * len(train) * len(looked_at):
+            return []
+    share = f"{100 * found / len(looked_at):.3g} %"
+    seen = f"{found:,} of {len(looked_at):,} test rows ({share}) are equal to training rows, target included"
+    return [f"{seen}: the test scores are too good for new rows; remove duplicates from the table"]
+
+
+def _rows(data: Dataset, most: int) -> list[int]:
+    """A hash of each of the first rows with its target."""
+    labels = data.labels
+    assert labels is not None
+    pairs = zip(data.data[:most], labels[:most].astype(np.float64), strict=True)
+    return [hash((np.ascontiguousarray(row).tobytes(), target.tobytes())) for row, target in pairs]
+
+
+def _agreement(table: Table) -> tuple[float, int]:
+    """(the share of pairs of rows that agree, if columns and target were independent; the most different cells of a
+    column)."""
+    features = table.train.data[:_MOST_ROWS]
+    agree, most, at = 1.0, 0, 0
+    for column in table.preprocess.columns:
+        block = features[:, at : at + column.width]
+        at += column.width
+        if column.width:
+            cells = np.where(block.any(axis=1), block.argmax(axis=1) + 1, 0) if column.kind == "text" else block[:, 0]
+            counts = np.unique(cells, return_counts=True)[1]
+            agree *= _pairs(counts)
+            most = max(most, len(counts))
+    labels = table.train.labels
+    assert labels is not None
+    agree *= _pairs(np.unique(labels[:_MOST_ROWS], axis=0, return_counts=True)[1])
+    return agree, most
+
+
+def _pairs(counts: np.ndarray) -> float:
+    """The share of pairs of different rows that are equal, from how often each value is there."""
+    rows = int(counts.sum())
+    return float((counts * (counts - 1.0)).sum() / (rows * (rows - 1))) if rows > 1 else 0.0
 
 
 def imbalance(table: Table) -> list[str]:

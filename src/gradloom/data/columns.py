@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,12 +23,22 @@ _PART = 1 << 16  # elements of an array that are read at a time
 _, LEADING_ZERO, ROUNDED = _cells.CODES
 
 
-def need_different(where: str, names: Sequence[str]) -> None:
-    """DataError where two columns have one name."""
+def composed(text: str) -> str:
+    """The text in Unicode's form NFC: the same text, written with or without combining characters, is equal."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def names_of(where: str, given: Iterable[str]) -> list[str]:
+    """The names of columns, composed and without blanks at their ends; DataError where two are one name."""
+    written = [name.strip() for name in given]
+    names = [composed(name) for name in written]
     counts = Counter(names)
     double = next((name for name in names if counts[name] > 1), None)
     if double is not None:
-        raise DataError(f"{where}: two columns are called {double!r:.60}; need different names")
+        forms = len({old for old, name in zip(written, names, strict=True) if name == double})
+        how = ", in different Unicode forms" * (forms > 1)
+        raise DataError(f"{where}: two columns are called {double!r:.60}{how}; need different names")
+    return names
 
 
 class NumberCells:
@@ -52,13 +63,16 @@ class NumberCells:
         if len(values):
             self.blocks.add(*_packed(values, decimals))
 
-    def put_first(self, value: float, mark: str) -> None:
-        """One more row, in front of the others."""
+    def put_first(self, one: NumberCells | TextCells) -> None:
+        """The row of another column of numbers, in front of the others."""
+        assert isinstance(one, NumberCells)
         self.rows += 1
-        self.blocks.put_first(np.array([value]), -1)
+        self.blocks.put_first(one.values(), -1)
         self.units = {unit: (count, first + 1) for unit, (count, first) in self.units.items()}
-        if mark:
-            self.marks[mark] = self.marks.get(mark, 0) + 1
+        for unit in one.units:
+            self.units[unit] = (self.units.get(unit, (0, 0))[0] + 1, 0)
+        self.in_brackets += one.in_brackets
+        self.marks = _added(self.marks, one.marks)
 
     def has_number(self) -> bool:
         """Whether a number is among the first cells."""
@@ -111,10 +125,16 @@ def _packed(values: np.ndarray, decimals: int) -> tuple[np.ndarray, int]:
 
 
 class ArrayCells(NumberCells):
-    """A column of an array, which stays as it is."""
+    """A column of an array, which stays as it is. missing: words of which those that are numbers are missing values."""
 
-    def __init__(self, array: np.ndarray) -> None:
+    def __init__(self, array: np.ndarray, missing: Sequence[str] = ()) -> None:
         super().__init__()
+        for word in missing:
+            number = _cells.read_cell(word, False)
+            is_missing = array == number if isinstance(number, float) else np.zeros(0, bool)
+            if is_missing.any():
+                array = np.where(is_missing, np.nan, array)
+                self.marks[word] = int(np.count_nonzero(is_missing))
         self.rows, self._array = len(array), array
 
     def values(self) -> np.ndarray:
@@ -144,25 +164,45 @@ class RefusedCells(NumberCells):
 
 
 class TextCells:
-    """A column of texts: i32 codes [rows], and the texts in the order of their first occurrence."""
+    """A column of texts: i32 codes [rows], and the texts in the order of their first occurrence. exact: as they are
+    written; else the texts are composed, so that the Unicode forms of a text are one."""
 
-    def __init__(self, codes: np.ndarray, read: _cells.Column) -> None:
+    def __init__(self, codes: np.ndarray, read: _cells.Column, exact: bool = False) -> None:
         self.codes, self._read = codes, read
+        self._composed: dict[bytes, int] | None = None  # the texts, each with a code that it has in the core
+        if not exact and not read.texts[0].isascii():
+            self._compose()
+        self.marks = marks_of(read)  # words that are declared missing, whose cells are empty, and how often
         self._more: list[bytes] = []  # a text that is in the first row alone
 
     @property
     def rows(self) -> int:
         return len(self.codes)
 
+    def _compose(self) -> None:
+        written = texts_of(*self._read.texts)
+        made = [composed(text.decode()).encode() for text in written]
+        if made == written:
+            return
+        self._composed = {}
+        for code, text in enumerate(made):
+            self._composed.setdefault(text, code)
+        place = {text: i for i, text in enumerate(self._composed)}
+        self.codes = np.array([place[text] for text in made], np.int32)[self.codes]
+
     @cached_property
     def texts(self) -> list[bytes]:
         """The different texts, in UTF-8, by their codes."""
-        return texts_of(*self._read.texts) + self._more
+        known = texts_of(*self._read.texts) if self._composed is None else list(self._composed)
+        return known + self._more
 
     @cached_property
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
         """(the number that each text is, f64, NaN for none; MISSING, TEXT or 0 for a number)."""
         values, kinds = self._read.read_texts()
+        if self._composed is not None:
+            kept = list(self._composed.values())
+            values, kinds = values[kept], kinds[kept]
         for text in self._more:
             value = _cells.read_cell(text, False)
             values = np.append(values, np.nan if value is None or value is False else value)
@@ -173,13 +213,25 @@ class TextCells:
         """The codes of the numbers whose digits tell more than the number, for this reason of _cells.CODES."""
         return [code for code, text in enumerate(self.texts) if _cells.CODES[_cells.code_of(text)] == why]
 
-    def put_first(self, text: bytes) -> None:
-        """One more row, in front of the others."""
+    def put_first(self, one: NumberCells | TextCells) -> None:
+        """The row of another column of texts, in front of the others."""
+        assert isinstance(one, TextCells)
+        text, self.marks = one.texts[0], _added(self.marks, one.marks)
         if text not in self.texts:
             self._more.append(text)
             self.__dict__.pop("texts", None)
             self.__dict__.pop("numbers", None)
         self.codes = np.concatenate([np.array([self.texts.index(text)], np.int32), self.codes])
+
+
+def marks_of(column: _cells.Column) -> dict[str, int]:
+    """What stands in cells of the core's column that are missing, and how often."""
+    marks, counts = column.marks
+    return {text.decode(): n for text, n in zip(texts_of(*marks), counts.tolist(), strict=True)}
+
+
+def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return one | {mark: one.get(mark, 0) + count for mark, count in other.items()}
 
 
 def texts_of(data: bytes, ends: np.ndarray) -> list[bytes]:
@@ -278,7 +330,7 @@ class Columns:
             return cells.marks
         counts = np.bincount(cells.codes, minlength=len(cells.texts))
         found = np.flatnonzero(cells.numbers[1] == MISSING)
-        return {cells.texts[i].decode(): int(counts[i]) for i in found if cells.texts[i]}
+        return cells.marks | {cells.texts[i].decode(): int(counts[i]) for i in found if cells.texts[i]}
 
     def _of(self, values: np.ndarray) -> np.ndarray:
         return values if self.picked is None else values[self.picked]
@@ -295,6 +347,7 @@ def number_text(value: float) -> str:
 
 
 def find_column(path: str, names: list[str], name: str, header: bool) -> int:
+    name = composed(name)
     if name in names:
         return names.index(name)
     if not header:

@@ -2,108 +2,51 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import gzip
 import io
 import os
-import stat
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 
 from .. import _cells
 from ..base.errors import DataError, FileError
 from .blocks import Blocks
-from .columns import MOST_COLUMNS, TEXT, Columns, NumberCells, TextCells, need_different, texts_of
+from .cell_rules import PLAIN, CellRules
+from .columns import MOST_COLUMNS, TEXT, Columns, NumberCells, TextCells, composed, marks_of, names_of
 from .header import is_header_of_numbers, said_separator
 from .lines import Lines
-from .unpacked import most_unpacked, too_much
+from .text_bytes import utf_8_pieces
 
 SEPARATORS = ",;\t"
-_PIECE = 1 << 22  # bytes read at a time
-_LONGEST_LINE = 1 << 24  # bytes
 _SAMPLE, _SAMPLE_ROWS = 1 << 16, 20  # bytes and rows that show the separator, at most
-_MEMORY = 20  # bytes of memory that reading a byte may take
 
 
 def read_csv(
     path: str | os.PathLike[str],
     expect: Sequence[str] = (),
     header: bool | None = None,
-    texts: Sequence[str] = (),
-    commas: Mapping[str, bool] | None = None,
-    exact: bool = False,
+    rules: CellRules = PLAIN,
 ) -> Columns:
     """Read a .csv or .csv.gz file.
 
-    expect: names of which one in the first line makes that line a header; header: True or False when it is known;
-    texts: names of columns whose cells stay texts, numbers among them; commas: for names
-    of columns, whether commas in their cells are decimal; the separator and the cells say it of others. A column is one
-    of numbers where every cell is a number or missing, and none is such as 007 or has more digits than f64 keeps, which
-    a number would not tell. exact: texts keep the blanks at their ends.
+    expect: names of which one in the first line makes that line a header; header: True or False when it is known. A
+    column is one of numbers where every cell is a number or missing, and none is such as 007 or has more digits than
+    f64 keeps, which a number would not tell.
     """
     try:
-        return _Reading(path, texts, commas or {}, exact).read(tuple(expect), header)
+        return _Reading(path, rules).read(tuple(expect), header)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileError(f"{path}: is truncated or damaged ({error}); fetch it again") from None
     except OSError as error:
         raise FileError(f"{path}: {(error.strerror or str(error)).lower()}") from None
 
 
-# ---- bytes -----------------------------------------------------------------------------------------------------------
-
-
-def _pieces(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
-    """(bytes, whether the file ends with them), which are refused as soon as they cannot be those of a table: NUL, no
-    UTF-8, a line that does not end, more than `most` bytes. Without a byte order mark."""
-    size = os.stat(path).st_size
-    if size == 0:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise FileError(f"{path}: is a pipe or a device; need a file, which can be read twice")
-        raise FileError(f"{path}: is empty (0 bytes); need a CSV file")
-    packed = str(path).lower().endswith(".gz")
-    most = most_unpacked(size, _MEMORY) if packed else None
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    seen = lines = line = 0  # so far: bytes, lines, bytes of the line that they end in
-    with cast(BinaryIO, gzip.open(path)) if packed else open(path, "rb", buffering=0) as file:
-        data = _read(file, _PIECE)
-        while True:
-            following = _read(file, _PIECE) if data else b""
-            nul = data.find(b"\0")
-            if nul >= 0:
-                text = "NUL, as in UTF-16 or in no text at all; save it as UTF-8 text"
-                raise FileError(f"{path}: byte {seen + nul} is {text}")
-            if most is not None and seen + len(data) > most:
-                raise too_much(path, size, most)
-            try:
-                decoder.decode(data, final=not following)
-            except UnicodeDecodeError as error:
-                wrong = error.object[error.start]
-                at = lines + error.object[: error.start].count(b"\n") + 1
-                raise FileError(f"{path} line {at}: is not UTF-8 text (byte {wrong:#04x}); save it as UTF-8") from None
-            lines += data.count(b"\n")
-            end = max(data.rfind(b"\n"), data.rfind(b"\r"))
-            line = len(data) - end - 1 if end >= 0 else line + len(data)
-            if line > _LONGEST_LINE:
-                raise FileError(f"{path}: has a line of more than {_LONGEST_LINE:,} bytes; need shorter ones")
-            yield (data.removeprefix(codecs.BOM_UTF8) if seen == 0 else data), not following
-            seen += len(data)
-            if not following:
-                return
-            data = following
-
-
-def _read(file: BinaryIO, most: int) -> bytes:
-    """So many bytes, fewer only at the end of the file."""
-    parts = []
-    while most and (part := file.read(min(most, 1 << 20))):
-        parts.append(part)
-        most -= len(part)
-    return b"".join(parts)
+# ---- the separator ---------------------------------------------------------------------------------------------------
 
 
 def _separator(sample: str, cut: bool) -> str:
@@ -145,11 +88,15 @@ def _is_blank(row: list[str]) -> bool:
 class _Reading:
     """A file that is read once, and once more for the columns that turn out to be texts behind its first piece."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], texts: Sequence[str], commas: Mapping[str, bool], exact: bool
-    ) -> None:
-        self.path, self.texts, self.commas = path, set(texts), commas
-        self.text_mode = _cells.EXACT_TEXTS if exact else _cells.TEXTS
+    def __init__(self, path: str | os.PathLike[str], rules: CellRules) -> None:
+        self.path, self.texts, self.commas, self.encoding = (
+            path,
+            set(map(composed, rules.texts)),
+            rules.commas,
+            rules.encoding,
+        )
+        self.missing = list(rules.missing)
+        self.text_mode = _cells.EXACT_TEXTS if rules.exact else _cells.TEXTS
         self.other: dict[int, bool] = {}  # columns with other commas than the separator tells: whether they are decimal
         self.has_comma = False
         self.separator = ","
@@ -164,8 +111,14 @@ class _Reading:
             modes = self._pass(modes)
         if self.separator != "," and self.has_comma:
             self._decide_commas()
+        repeated = np.zeros(0, np.int64) if header is False else self._repeats_of_first()
         if header is None:
-            header = self._is_header(expect)
+            header = self._is_header(expect) or (len(repeated) > 0 and self._is_above_numbers())
+        if header and len(repeated):
+            line, count = self.lines[repeated[0]], len(repeated)
+            more = f", as {count - 1} more do" * (count > 1)
+            seen = f"repeats the column names of line {self.first_line}{more}, as joined files do"
+            raise DataError(f"{self.path} line {line}: {seen}; remove the line{'s' * (count > 1)}")
         while header and len(self.first) > 1 and self._is_nothing():  # lines that end with a separator
             self.first.pop()
             self.cells.pop()
@@ -174,7 +127,7 @@ class _Reading:
             self._put_first()
         for i, decimal in self.other.items():
             cells = cast(TextCells, self.cells[i])
-            self.cells[i] = read_cells([cells.texts[code] for code in cells.codes], comma=decimal)
+            self.cells[i] = read_cells([cells.texts[code] for code in cells.codes], comma=decimal, missing=self.missing)
         if not len(self.lines):
             raise DataError(f"{self.path}: holds a header and no rows; need at least 1 row")
         return Columns(str(self.path), names, self.cells, self.lines, header, self.separator)
@@ -183,7 +136,7 @@ class _Reading:
         """Reads the columns of these modes, all where there are none; the modes of a further pass, SKIP but for columns
         that need another one."""
         first_pass = not modes
-        pieces = _pieces(self.path)
+        pieces = utf_8_pieces(self.path, self.encoding)
         begun: list[tuple[bytes, bool]] = []  # until the first row is there
         splitter = None
         while splitter is None or splitter.first is None:
@@ -196,7 +149,7 @@ class _Reading:
                 if first_pass:
                     sample = data[:_SAMPLE].decode("utf-8", "ignore")
                     self.separator = separator or _separator(sample, len(data) > _SAMPLE)
-                splitter = _cells.Splitter(self.separator)
+                splitter = _cells.Splitter(self.separator, self.missing)
             self._feed(splitter, *begun[-1])
             if begun[-1][1] and splitter.first is None:
                 raise DataError(f"{self.path}: holds no rows; need at least a row of numbers")
@@ -211,7 +164,7 @@ class _Reading:
         again = self._again(splitter.columns, modes)
         if first_pass and any(again):  # texts among the first rows: from the beginning, while that is held
             modes = [other or mode for other, mode in zip(again, modes, strict=True)]
-            splitter = _cells.Splitter(self.separator)
+            splitter = _cells.Splitter(self.separator, self.missing)
             for piece in begun:
                 splitter.feed(*piece)
             splitter.begin(bytes(modes))
@@ -240,7 +193,7 @@ class _Reading:
 
     def _mode(self, index: int) -> int:
         """How the cells of a column are read at first."""
-        if {self.first[index].decode(), f"column {index + 1}"} & self.texts:
+        if {composed(self.first[index].decode()), f"column {index + 1}"} & self.texts:
             return self.text_mode
         return _cells.TEXTS if index in self.other else _cells.NUMBERS
 
@@ -249,12 +202,12 @@ class _Reading:
         decimal = self.separator != ","
         found = [i for i in range(len(self.first)) if self._known(i) is (not decimal)]
         sign = b"," if decimal else b'"'
-        there = bool(found) and any(sign in piece for piece, _ in _pieces(self.path))
+        there = bool(found) and any(sign in piece for piece, _ in utf_8_pieces(self.path, self.encoding))
         return dict.fromkeys(found, not decimal) if there else {}
 
     def _known(self, index: int) -> bool | None:
         """Whether commas of this column are decimal; None where that is to be decided."""
-        return self.commas.get(self.first[index].decode(), self.commas.get(f"column {index + 1}"))
+        return self.commas.get(composed(self.first[index].decode()), self.commas.get(f"column {index + 1}"))
 
     def _decide_commas(self) -> None:
         """What commas are in columns of numbers, in a file whose separator is another: 1,5 is decimal. 1,234 may be
@@ -344,15 +297,14 @@ class _Reading:
         return not cells.marks and bool(np.isnan(cells.values()).all())
 
     def _names(self) -> list[str]:
-        names = [cell.decode() or f"column {i + 1}" for i, cell in enumerate(self.first)]
-        need_different(f"{self.path} line {self.first_line}", names)
-        return names
+        names = (cell.decode() or f"column {i + 1}" for i, cell in enumerate(self.first))
+        return names_of(f"{self.path} line {self.first_line}", names)
 
     def _is_header(self, expect: tuple[str, ...]) -> bool:
         """True when the first line is no row: a name that is expected, texts above columns of numbers, or numbers that
         name columns."""
         first, cells = self.first, self.cells
-        if any(cell.decode() in expect for cell in first):
+        if {composed(cell.decode()) for cell in first} & set(map(composed, expect)):
             return True
         if cells[0].rows == 0:
             return len(set(first)) == len(first) and not any(_is_row(cell) for cell in first)
@@ -365,25 +317,47 @@ class _Reading:
             isinstance(column, TextCells) and cell in column.texts for cell, column in zip(first, cells, strict=True)
         )
 
+    def _repeats_of_first(self) -> np.ndarray:
+        """The rows whose cells are those of the first line, where that holds two texts or more; cells that are numbers
+        or missing are not compared."""
+        names = [composed(cell.decode()).encode() for cell in self.first]
+        compared = [i for i, name in enumerate(names) if not _is_row(name)]
+        if len(compared) < 2 or not all(
+            isinstance(column, TextCells) and names[i] in column.texts for i in compared for column in [self.cells[i]]
+        ):
+            return np.zeros(0, np.int64)
+        same = np.ones(self.cells[0].rows, bool)
+        for i in compared:
+            column = cast(TextCells, self.cells[i])
+            same &= column.codes == column.texts.index(names[i])
+        return np.flatnonzero(same)
+
+    def _is_above_numbers(self) -> bool:
+        """Whether the cells of some column below are numbers, but for those that are its first cell again."""
+        for cell, column in zip(self.first, self.cells, strict=True):
+            if isinstance(column, TextCells):
+                others = np.array([text != cell for text in column.texts])
+                kinds = column.numbers[1][others]
+                if (kinds == 0).any() and not (kinds == TEXT).any():
+                    return True
+        return False
+
     def _has_decimal_commas(self, column: NumberCells | TextCells) -> bool:
         return self.separator != "," and not (isinstance(column, NumberCells) and column.grouped)
 
     def _put_first(self) -> None:
         """The first line as a row."""
         again = [_cells.SKIP] * len(self.first)
+        ones = []
         for i, (cell, column) in enumerate(zip(self.first, self.cells, strict=True)):
-            one = _cells.Column(_cells.NUMBERS, self._has_decimal_commas(column))
-            one.add([cell])
-            if isinstance(column, NumberCells) and (one.first_text >= 0 or one.first_code >= 0):
+            mode = _cells.NUMBERS if isinstance(column, NumberCells) else self.text_mode
+            ones.append(read_cells([cell], mode, self._has_decimal_commas(column), self.missing))
+            if isinstance(column, NumberCells) and isinstance(ones[i], TextCells):
                 again[i] = _cells.TEXTS
         if any(again):
             self._pass(again)
-        for cell, column in zip(self.first, self.cells, strict=True):
-            if isinstance(column, TextCells):
-                column.put_first(cell)
-            else:
-                value = _cells.read_cell(cell, self._has_decimal_commas(column))
-                column.put_first(np.nan if value is None else value, cell.decode() if value is None else "")
+        for one, column in zip(ones, self.cells, strict=True):
+            column.put_first(one)
         self.lines.put_first(self.first_line)
 
 
@@ -413,7 +387,7 @@ class _Parts:
             if mode == _cells.SKIP:
                 made.append(None)
             elif mode in (_cells.TEXTS, _cells.EXACT_TEXTS):
-                made.append(TextCells(codes.joined(np.int32), column))
+                made.append(TextCells(codes.joined(np.int32), column, mode == _cells.EXACT_TEXTS))
                 codes.parts.clear()
             else:
                 numbers.grouped = mode == _cells.GROUPED_NUMBERS
@@ -422,28 +396,29 @@ class _Parts:
         return made
 
 
-def read_cells(cells: list[Any], mode: int = _cells.NUMBERS, comma: bool = False) -> NumberCells | TextCells:
+def read_cells(
+    cells: list[Any], mode: int = _cells.NUMBERS, comma: bool = False, missing: Sequence[str] = ()
+) -> NumberCells | TextCells:
     """Cells (str or UTF-8) that are no file's, read as those of a file are. mode: NUMBERS (texts
-    where some are none), TEXTS or EXACT_TEXTS; comma: commas are decimal."""
+    where some are none), TEXTS or EXACT_TEXTS; comma: commas are decimal; missing: words that are missing values."""
     if mode == _cells.NUMBERS:
-        column = _cells.Column(_cells.NUMBERS, comma)
+        column = _cells.Column(_cells.NUMBERS, comma, list(missing))
         column.add(cells)
         part = column.take()
         if isinstance(part, tuple) and column.first_code < 0:
             numbers = NumberCells()
             numbers.add(*part)
             return with_facts(numbers, column)
-    column = _cells.Column(max(mode, _cells.TEXTS), comma)
+    column = _cells.Column(max(mode, _cells.TEXTS), comma, list(missing))
     column.add(cells)
     codes = column.take()
     assert isinstance(codes, np.ndarray)
-    return TextCells(codes, column)
+    return TextCells(codes, column, mode == _cells.EXACT_TEXTS)
 
 
 def with_facts(numbers: NumberCells, column: _cells.Column) -> NumberCells:
     """The cells, with the marks and units that the core has seen in them."""
-    marks, counts = column.marks
-    numbers.marks = {text.decode(): n for text, n in zip(texts_of(*marks), counts.tolist(), strict=True)}
+    numbers.marks = marks_of(column)
     numbers.units = {unit: seen for unit, seen in zip(_cells.UNITS, column.units, strict=True) if seen[0]}
     numbers.rows, numbers.in_brackets = column.rows, column.in_brackets
     return numbers

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..base.errors import DataError
 from .column import Column
-from .columns import Columns, number_text, read_exactly
+from .columns import Columns, composed, number_text, read_exactly
 from .kinds import check_unit, need_parts
-from .times import phases, times_of
+from .times import CALENDAR, NUMBER, date_text, phases, times_of, years_of
 
 _LARGE = 1e300
 _ROWS = 1 << 16  # that are put in order at a time
@@ -34,7 +34,7 @@ def write_features(data: Columns, index: int, column: Column, out: np.ndarray, o
         return notes
     if column.kind == "time":
         parts = iter([times_of(data, index, column.form)[0]])
-        marks: dict[str, int] = {}
+        marks = data.marks(index)
     else:
         what = f"column {column.name!r:.60}"
         parts = need_parts(data, index, what)
@@ -52,10 +52,13 @@ def write_features(data: Columns, index: int, column: Column, out: np.ndarray, o
         part = made[:, at : at + len(values)]
         part[0] = standardised(shaped(values, column), column)
         if column.kind == "time":  # a number, and times of a few days, have no waves
-            for wave, row in zip(phases(values, column.parts), part[1:], strict=True):
+            waves = phases(values, column.parts)
+            for wave, row in zip(waves, part[1:], strict=False):
                 row[...] = wave
-        elif column.has_missing:
-            part[1] = empty
+            if CALENDAR in column.parts:
+                part[1 + len(waves)] = standardised(years_of(values), column)
+        if column.has_missing:
+            part[-1] = empty
         at, filled = at + len(values), filled + count
     check_narrow(made[0], column.name)
     if filled:
@@ -84,7 +87,9 @@ def _filled(count: int, column: Column, marks: dict[str, int]) -> str:
     if marks:
         shown = [f"{n} {mark!r}" for mark, n in sorted(marks.items(), key=lambda item: -item[1])]
         text += f" ({listed(shown)} among them)" if sum(marks.values()) < count else f" ({listed(shown)})"
-    return f"{column.name}: {text} {_FILLED} {column.median:g}"
+    is_date = column.kind == "time" and column.form != NUMBER
+    median = date_text(column.median) if is_date else f"{column.median:g}"
+    return f"{column.name}: {text} {_FILLED} {median}"
 
 
 def grouped(notes: list[str]) -> list[str]:
@@ -98,7 +103,7 @@ def grouped(notes: list[str]) -> list[str]:
 
 def places_of(codes: np.ndarray, texts: list[bytes], column: Column, notes: list[str]) -> np.ndarray:
     """The place of each row's text among the categories, -1 where it is none of them."""
-    places = {category.encode(): place for place, category in enumerate(column.categories)}
+    places = {composed(category).encode(): place for place, category in enumerate(column.categories)}
     if all(_as_number(text) == text for text in places):  # the training has read numbers: 1.0 is the category 1
         texts = [text if text in places else _as_number(text) for text in texts]
     truths = truth_words([text.decode() for text in places])
@@ -108,7 +113,7 @@ def places_of(codes: np.ndarray, texts: list[bytes], column: Column, notes: list
     place = of_text[codes]
     unknown = place < 0
     rows = int(unknown.sum())
-    if rows:
+    if rows and not column.others:
         new = sorted({texts[code] for code in np.unique(codes[unknown])})
         shown = listed([text.decode("utf-8", "replace") or "''" for text in new])
         notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {shown}")

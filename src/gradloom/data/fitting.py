@@ -15,11 +15,24 @@ from .hints import far_numbers, hints
 from .kinds import need_numbers, numbers_of, said_of, unit_of
 from .preprocess import Preprocess
 from .side_by_side import side_by_side
-from .times import NUMBER, missing_time, parts_of, times_of
+from .times import (
+    NUMBER,
+    are_days,
+    date_parts_of,
+    date_text,
+    dates_of,
+    described_parts,
+    example_of,
+    missing_time,
+    parts_of,
+    times_of,
+)
 
 MOST_CATEGORIES = 100  # that are one-hot; where there are more, they are encoded by their targets
 MOST_ENCODED = 20_000  # categories with codes; the most frequent ones
 _LEAST_MISSING = 5  # training rows whose cell is missing, for a feature of it: fewer would be learned by heart
+_LEAST_REPEATED = 5  # training rows of a text that is a category where most texts are of one row
+_LEAST_SHARE = 0.05  # of the training rows, which such texts have together
 _SKEWED = 2.0  # the skewness from which on a column of numbers is
 _WEIGHT = "the weights of the rows"
 
@@ -76,11 +89,19 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
     if role == "time":
         return _time_column(data, index, train)
     if role == "categorical":
-        return _text_column(name, *data.texts(index), train)
-    values = need_numbers(data, index, what) if role == "numeric" else numbers_of(data, index, what)
+        return _text_column(name, *data.texts(index), train, notes)
+    values = need_numbers(data, index, what, True) if role == "numeric" else numbers_of(data, index, what, True)
+    if role is None:
+        if values is None:
+            seconds, form, hint = dates_of(data, index)
+            notes += hint
+        else:
+            seconds, form = times_of(data, index, "%Y%m%d") if are_days(values) else (values, "")
+        if form:
+            return _date_column(name, seconds[train], form, notes)
     if values is None:
         notes += hints(data, index)
-        return _text_column(name, *data.texts(index), train)
+        return _text_column(name, *data.texts(index), train, notes)
     check_finite(values, data, name)
     why = None if role == "numeric" else code_of(data, index, values)
     if why is not None:
@@ -89,7 +110,7 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
         notes.append(
             f"{name}: {count} different whole numbers are taken as categories, because {why} (--numeric {name})"
         )
-        return _text_column(name, codes, texts, train)
+        return _text_column(name, codes, texts, train, notes)
     notes += said_of(data, index, name) + far_numbers(data, values, train, f"column {name!r:.60}")
     return _number_column(name, values[train])
 
@@ -136,21 +157,34 @@ def mean_and_deviation(values: np.ndarray) -> tuple[float, float]:
     return mean, std or float(values.max() - values.min())
 
 
-def _text_column(name: str, codes: np.ndarray, texts: list[bytes], train: np.ndarray) -> Column:
+def _text_column(name: str, codes: np.ndarray, texts: list[bytes], train: np.ndarray, notes: list[str]) -> Column:
+    """One-hot categories, or of many an encoding. Where most rows have a text of their own, those texts alone that
+    repeat are categories; a note counts the others."""
     counts = np.bincount(codes[train], minlength=len(texts))
     seen = np.flatnonzero(counts)
     if len(seen) == 1:
         return Column(name, "unused", reason="constant")
-    if len(seen) > MOST_CATEGORIES and 2 * len(seen) > len(train):
-        return Column(name, "unused", reason=f"{len(seen)} different texts in {len(train)} rows")
-    many = len(seen) > MOST_CATEGORIES
+    many, others = len(seen) > MOST_CATEGORIES, False
+    if many and 2 * len(seen) > len(train):
+        repeated = np.flatnonzero(counts >= _LEAST_REPEATED)
+        rows = int(counts[repeated].sum())
+        if not len(repeated) or rows < _LEAST_SHARE * len(train):
+            return Column(name, "unused", reason=f"{len(seen)} different texts in {len(train)} rows")
+        kept = min(len(repeated), MOST_CATEGORIES)
+        notes.append(
+            f"{name}: {kept} text{'s' * (kept != 1)} of {_LEAST_REPEATED} rows or more"
+            f" {'are categories' if kept != 1 else 'is a category'} ({rows:,} of {len(train):,} rows); the other"
+            f" {len(seen) - kept:,} texts are not told apart (--drop {name} leaves the column out)"
+        )
+        seen, many, others = repeated, False, True
     ordered = sorted(seen.tolist(), key=lambda code: texts[code])
     most = sorted(ordered, key=lambda code: -counts[code])[: MOST_ENCODED if many else MOST_CATEGORIES]
     categories = [texts[code].decode() for code in sorted(most, key=lambda code: texts[code])]
-    return Column(name, "encoded" if many else "text", categories=categories)
+    return Column(name, "encoded" if many else "text", categories=categories, others=others)
 
 
 def _time_column(data: Columns, index: int, train: np.ndarray) -> Column:
+    """The column of --time, which has a time in each row."""
     name = data.names[index]
     seconds, form = times_of(data, index)
     error = missing_time(data, index, seconds)
@@ -162,6 +196,26 @@ def _time_column(data: Columns, index: int, train: np.ndarray) -> Column:
     made = Column(name, "time", float(np.median(known)), form=form)
     made.mean, made.std = mean_and_deviation(known)
     made.parts = [] if form == NUMBER else parts_of(known)
+    return made
+
+
+def _date_column(name: str, seconds: np.ndarray, form: str, notes: list[str]) -> Column:
+    """A column of dates that is a feature, as it may be of rows that are split at random. seconds: of training rows."""
+    known = seconds[~np.isnan(seconds)]
+    if known.size == 0:
+        return Column(name, "unused", reason="empty in the training rows")
+    if known.min() == known.max():
+        return Column(name, "unused", reason="constant")
+    made = Column(name, "time", float(np.median(known)), form=form, parts=date_parts_of(known))
+    made.has_missing = len(seconds) - len(known) >= _LEAST_MISSING
+    made.mean, made.std = mean_and_deviation(np.where(np.isnan(seconds), made.median, seconds))
+    kind = "times of day" if "%y" not in form.lower() and form != "iso" else "dates"
+    parts = described_parts(made.parts)
+    notes.append(
+        f"{name}: {kind} such as {example_of(form)} become {made.width} feature{'s' * (made.width != 1)}: days since"
+        f" {date_text(float(known.min()))}{', ' * bool(parts)}{parts}{', whether it is missing' * made.has_missing}"
+        f" (--categorical {name}: texts; --time {name}: the latest rows are the test)"
+    )
     return made
 
 

@@ -14,14 +14,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..base.arguments import what_is
-from ..base.errors import DataError, GradloomError
+from ..base.errors import DataError, GradloomError, SettingError
 from .array_cells import array_columns
+from .cell_rules import CellRules
 from .encoding import Encoding
 from .fitting import fit_columns
 from .parquet import is_arrow
 from .preprocess import Preprocess
 from .readers import features_of_columns, read_columns, read_features
 from .table_columns import arrays_of, columns_of_arrays, is_table, table_columns
+from .text_bytes import encoding_of, is_text_file
 
 Read = tuple[np.ndarray, np.ndarray | None, list[str], list[str]]
 
@@ -74,8 +76,19 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
         raise DataError(f"rows: {array.shape[1]} columns; need {len(preprocess.columns)} as in training")
     names = [c.name for c in preprocess.columns]
     return features_of_columns(
-        columns_of_arrays("rows", names, list(array.T), preprocess.header, preprocess), preprocess
+        columns_of_arrays("rows", names, list(array.T), preprocess.header, preprocess.rules), preprocess
     )
+
+
+def with_encoding(preprocess: Preprocess, encoding: str | None, data: Any) -> Preprocess:
+    """The preprocessing, for rows in a file of this encoding; None: that of the training. SettingError for an encoding
+    that is not known, and for rows that are no text file."""
+    if encoding is None:
+        return preprocess
+    name = encoding_of(encoding)
+    if not is_text_file(data):
+        raise SettingError(f"encoding (--encoding) {encoding}: applies to .csv and other text files; leave it out")
+    return replace(preprocess, encoding=name)
 
 
 def told_features(data: Any, preprocess: Preprocess) -> np.ndarray:
@@ -121,7 +134,8 @@ def kept_columns(path: str, names: Sequence[str], preprocess: Preprocess) -> dic
         raise DataError(
             f"{path}: has no columns with names to keep; need a .csv file with a header, or a .parquet file"
         )
-    data = read_columns(path, [c.name for c in preprocess.columns], texts=names, exact=True)
+    rules = CellRules(names, encoding=preprocess.encoding, exact=True)
+    data = read_columns(path, [c.name for c in preprocess.columns], rules=rules)
     made = {}
     for name in names:
         codes, texts = data.texts(data.find(name))

@@ -1,4 +1,4 @@
-"""What texts look like that were read as texts: times, numbers with a unit, numbers in another notation."""
+"""What texts look like that were read as texts: numbers with a unit, numbers in another notation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 from .._cells import read_cell
 from .columns import Columns
 from .kinds import is_missing_text
-from .times import are_times
 
 _LEAST_OTHERS = 8  # numbers that show how far numbers are
 _FAR = 1e6  # as a multiple of the median distance
@@ -18,7 +17,7 @@ _LEAST = 3
 _MOST_ARE = 0.9
 # Digits, cut by points, commas, apostrophes, underscores or blanks; with a sign, a currency, brackets, or k, M or x
 _LIKE_NUMBER = re.compile(
-    r"[(+\-−]*\s*([A-Z]{3}\s|[$€£¥])?\s*[+\-−]?[.,]?\d[\d.,'’_\s]*([kKMx%$€£¥]|[A-Z]{3})?[)\-−]?\Z"
+    r"['\"]?[(+\-−]*\s*([A-Z]{3}\s|[$€£¥])?\s*[+\-−]?[.,]?\d[\d.,'’_\s]*([kKMx%$€£¥]|[A-Z]{3})?[)\-−]?['\"]?\Z"
 )
 _NUMBER_AND_UNIT = re.compile(r"[-+]?\d[\d.,]*\s*([^\W\d_]{1,12}[.²³]?)\Z")
 
@@ -30,8 +29,6 @@ def hints(data: Columns, index: int) -> list[str]:
     if len(known) < _LEAST:
         return []
     such = f"{name}: texts such as {known[0]!r:.60} look like"
-    if are_times(known):
-        return [f"{such} times, and are taken as categories (--time {name})"]
     found = [_NUMBER_AND_UNIT.match(text) for text in known]
     units = {one.group(1).lower() for one in found if one}
     if all(found) and len(units) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,11 +13,11 @@ from .columns import MISSING, ROUNDED, TEXT, Columns, NumberCells, TextCells
 _FEW = 20  # different cells of a column that may be categories though some are numbers
 
 
-def numbers_of(data: Columns, index: int, what: str, categorical: str = "") -> np.ndarray | None:
+def numbers_of(data: Columns, index: int, what: str, learns: bool = False) -> np.ndarray | None:
     """The column as f64 numbers, NaN where a cell is missing; None where it is one of texts.
 
     DataError, with the line, for a text in a column of numbers, for two currencies, and for some percentages among
-    other numbers. categorical: what to say of how the column is taken as texts.
+    other numbers. learns: as for no_number.
     """
     cells = data.cells[index]
     if isinstance(cells, NumberCells):
@@ -24,15 +25,15 @@ def numbers_of(data: Columns, index: int, what: str, categorical: str = "") -> n
         return data.numbers(index)
     values = data.numbers(index)
     if values is None and _is_numeric(data, cells):
-        raise no_number(data, index, what, categorical)
+        raise no_number(data, index, what, learns)
     return values
 
 
-def need_numbers(data: Columns, index: int, what: str) -> np.ndarray:
-    """The column as numbers; DataError, with the line, where some cell is a text."""
-    values = numbers_of(data, index, what)
+def need_numbers(data: Columns, index: int, what: str, learns: bool = False) -> np.ndarray:
+    """The column as numbers; DataError, with the line, where some cell is a text. learns: as for no_number."""
+    values = numbers_of(data, index, what, learns)
     if values is None:
-        raise no_number(data, index, what)
+        raise no_number(data, index, what, learns)
     return values
 
 
@@ -45,14 +46,16 @@ def need_parts(data: Columns, index: int, what: str) -> Iterator[np.ndarray]:
     return iter([need_numbers(data, index, what)])
 
 
-def no_number(data: Columns, index: int, what: str, categorical: str = "") -> DataError:
-    """The error of the first text among numbers."""
+def no_number(data: Columns, index: int, what: str, learns: bool = False) -> DataError:
+    """The error of the first text among numbers. learns: the table is one to train on, whose missing values may be
+    declared."""
     row, cell = data.first_text(index)
     cells = data.cells[index]
     assert isinstance(cells, TextCells)
     codes = cells.codes if data.picked is None else cells.codes[data.picked]
     count = int((cells.numbers[1][codes] == 0).sum())
-    why = f", as {count} of its other cells are; fix the cell or leave it empty{categorical}" if count else ""
+    declare = f", or declare it missing (--missing {shlex.quote(cell)})" if learns and len(cell) < 30 else ""
+    why = f", as {count} of its other cells are; fix the cell or leave it empty{declare}" if count else ""
     return DataError(f"{data.where(row)}: {what}: {cell!r:.60} is no number{why}")
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .._cells import EXACT_TEXTS, NUMBERS, TEXTS
 from ..base.errors import BackendError, DataError, FileError
-from .array_cells import cells_of
-from .columns import MOST_COLUMNS, ArrayCells, Columns, NumberCells, RefusedCells, TextCells, need_different
+from .array_cells import named_cells
+from .cell_rules import PLAIN, CellRules
+from .columns import MOST_COLUMNS, ArrayCells, Columns, NumberCells, RefusedCells, TextCells, names_of
 from .unpacked import most_unpacked, too_much
 
 _MEMORY = 8  # bytes of memory that a byte of the columns, unpacked, may take
@@ -46,13 +45,11 @@ def has_arrow_texts(table: Any) -> bool:
 
 def read_parquet(
     path: Path,
-    texts: Sequence[str] = (),
-    commas: Mapping[str, bool] | None = None,
     header: bool = True,
-    exact: bool = False,
+    rules: CellRules = PLAIN,
 ) -> Columns:
-    """The columns of a .parquet file, read one after the other; arguments as for read_csv, header: whether its names
-    are those of the columns of a model.
+    """The columns of a .parquet file, read one after the other. header: whether its names are those of the columns of a
+    model.
 
     An index that pandas wrote comes first, as in a CSV file; one without a name is left out. BackendError where pyarrow
     is missing; DataError for no rows, and for nested columns where they are used; FileError for a file that is damaged,
@@ -74,10 +71,7 @@ def read_parquet(
             if max(unpacked, 8 * facts.num_rows * len(schema.names)) > most:
                 raise too_much(path, size, most)
             fields = _checked(str(path), schema, facts.num_rows)
-            modes = dict.fromkeys(texts, EXACT_TEXTS if exact else TEXTS)
-            return _columns(
-                str(path), facts.num_rows, fields, lambda name: file.read([name]).column(0), modes, commas or {}, header
-            )
+            return _columns(str(path), facts.num_rows, fields, lambda name: file.read([name]).column(0), rules, header)
     except arrow.ArrowException as error:
         what = " ".join(str(error).split())
         raise FileError(f"{path}: is damaged or no Parquet file ({what:.160}); write it again") from None
@@ -86,26 +80,16 @@ def read_parquet(
         raise FileError(f"{path}: {what:.160}") from None
 
 
-def arrow_columns(
-    table: Any, what: str, texts: Sequence[str] = (), commas: Mapping[str, bool] | None = None, header: bool = True
-) -> Columns:
+def arrow_columns(table: Any, what: str, rules: CellRules = PLAIN, header: bool = True) -> Columns:
     """The columns of a table or a batch of pyarrow, as read_parquet reads them. Errors call it `what`."""
     fields = _checked(what, table.schema, table.num_rows)
-    return _columns(what, table.num_rows, fields, table.column, dict.fromkeys(texts, TEXTS), commas or {}, header)
+    return _columns(what, table.num_rows, fields, table.column, rules, header)
 
 
-def _columns(
-    what: str,
-    rows: int,
-    fields: list[Any],
-    column_of: Any,
-    modes: Mapping[str, int],
-    commas: Mapping[str, bool],
-    header: bool,
-) -> Columns:
-    names = [field.name.strip() for field in fields]
+def _columns(what: str, rows: int, fields: list[Any], column_of: Any, rules: CellRules, header: bool) -> Columns:
+    names = names_of(what, (field.name for field in fields))
     cells = [
-        _cells(column_of(field.name), what, name, modes.get(name, NUMBERS), commas.get(name, False))
+        _cells(column_of(field.name), what, name, rules)
         if _is_plain(field.type)
         else _refused(what, name, field.type, rows)
         for field, name in zip(fields, names, strict=True)
@@ -122,13 +106,11 @@ def _checked(what: str, schema: Any, rows: int) -> list[Any]:
     """The fields that are columns, in their order; DataError where they are not those of a table."""
     index = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)]
     fields = sorted((f for f in schema if not _INDEX.fullmatch(f.name)), key=lambda field: field.name not in index)
-    names = [field.name.strip() for field in fields]
-    if not names or not rows:
-        seen = "0 columns" if not names else "0 rows"
+    if not fields or not rows:
+        seen = "0 columns" if not fields else "0 rows"
         raise DataError(f"{what}: {seen}; need at least 1")
-    if len(names) > MOST_COLUMNS:
-        raise DataError(f"{what}: {len(names):,} columns; need at most {MOST_COLUMNS:,}")
-    need_different(what, names)
+    if len(fields) > MOST_COLUMNS:
+        raise DataError(f"{what}: {len(fields):,} columns; need at most {MOST_COLUMNS:,}")
     return fields
 
 
@@ -145,7 +127,7 @@ def _is_plain(kind: Any) -> bool:
     return is_text or is_bytes or is_number or is_time or types.is_boolean(kind) or types.is_null(kind)
 
 
-def _cells(column: Any, what: str, name: str, mode: int, comma: bool) -> NumberCells | TextCells:
+def _cells(column: Any, what: str, name: str, rules: CellRules) -> NumberCells | TextCells:
     """The cells of an array of Arrow, [rows]: numbers as they are, others as the texts that a CSV file has for them."""
     import pyarrow as arrow
     from pyarrow import compute, types
@@ -160,16 +142,16 @@ def _cells(column: Any, what: str, name: str, mode: int, comma: bool) -> NumberC
         if all(abs(least_most[end].as_py() or 0) <= 1 << 53 for end in ("min", "max")):
             column = column.cast(arrow.float64())
         else:
-            return cells_of(np.array(column.to_pylist(), object), f"{what}: column {name!r:.60}", mode, comma)
+            return named_cells(what, name, np.array(column.to_pylist(), object), rules)
     elif types.is_decimal(kind):
         column = column.cast(arrow.string())
     elif types.is_timestamp(kind) and kind.tz is not None:  # as str() of a datetime: 2024-01-31 10:00:00+01:00
         column = column.cast(arrow.timestamp("us", kind.tz), safe=False)
         array = np.array([None if value is None else str(value) for value in column.to_pylist()], object)
-        return cells_of(array, f"{what}: column {name!r:.60}", mode, comma)
+        return named_cells(what, name, array, rules)
     elif types.is_date(kind):
         column = column.cast(arrow.date32())
     elif types.is_time(kind):
         column = column.cast(arrow.string())
     array = column.to_numpy() if isinstance(column, arrow.ChunkedArray) else column.to_numpy(zero_copy_only=False)
-    return cells_of(array, f"{what}: column {name!r:.60}", mode, comma)
+    return named_cells(what, name, array, rules)

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from ..base.described import Described, parse
-from ..base.errors import DataError
+from ..base.errors import DataError, SettingError
 from ..base.memory import memory
 from .array_cells import array_columns
+from .cell_rules import UTF_8, CellRules, missing_words
 from .column import Column
-from .columns import Columns, find_column
+from .columns import Columns, composed, find_column
 from .csv_file import SEPARATORS
 from .features import check_narrow, grouped, is_usable, listed, write_features
 from .side_by_side import side_by_side
+from .text_bytes import encoding_of
+
+_DEFAULTS: dict[str, object] = {"missing": [], "encoding": UTF_8}  # left out of the description
 
 
 @dataclass
@@ -43,6 +47,8 @@ class Preprocess:
     separator: str = ","
     target_index: int | None = None
     target_grouped: bool = False  # as Column.grouped, of a target of numbers
+    missing: list[str] = field(default_factory=list)  # words that are missing values
+    encoding: str = UTF_8  # of text files, unless a reader is given another one
 
     @property
     def inputs(self) -> int:
@@ -68,8 +74,14 @@ class Preprocess:
             numbers[self.target] = self.target_grouped
         return {name: self.separator != "," and not is_grouped for name, is_grouped in numbers.items()}
 
+    @property
+    def rules(self) -> CellRules:
+        """How cells are read, as in training."""
+        return CellRules(frozenset(self.texts), self.commas, self.missing, self.encoding)
+
     def to_json(self) -> str:
         said = {item.name: getattr(self, item.name) for item in fields(self)}
+        said = {name: value for name, value in said.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
         said["columns"] = [column.described() for column in self.columns]
         return json.dumps(said, ensure_ascii=False, allow_nan=False)
 
@@ -84,7 +96,7 @@ class Preprocess:
         made = cls(
             kind=said.text("kind", ("columns", "array")),
             task=said.text("task", ("classification", "regression")),
-            target=said.text("target"),
+            target=composed(said.text("target")),
             columns=[Column.from_described(column) for column in said.parts("columns")],
             shape=said.wholes("shape", 1),
             mean=said.number("mean"),
@@ -96,12 +108,19 @@ class Preprocess:
             separator=said.text("separator", tuple(SEPARATORS)),
             target_index=said.whole_or_none("target_index", 0),
             target_grouped=said.flag("target_grouped") if said.has("target_grouped") else False,
+            missing=said.texts("missing") if said.has("missing") else [],
+            encoding=said.text("encoding") if said.has("encoding") else UTF_8,
         )
         said.end()
         if bool(made.columns) != (made.kind == "columns") or bool(made.shape) != (made.kind == "array"):
             raise DataError(
                 f"preprocess: {len(made.columns)} columns and shape {made.shape} are not of one {made.kind}"
             )
+        try:
+            if missing_words(made.missing) != made.missing or encoding_of(made.encoding) != made.encoding:
+                raise DataError(f"preprocess: missing {made.missing!r:.60} and encoding {made.encoding!r:.60} are odd")
+        except SettingError as error:
+            raise DataError(f"preprocess: {error}") from None
         classes, targets = len(made.classes), len(made.target_mean)
         wrong = (classes < 2 or targets) if made.task == "classification" else (classes or not targets)
         if wrong or targets != len(made.target_std):
@@ -129,7 +148,7 @@ class Preprocess:
                 raise DataError(f"{data.path}: is a table; the model needs arrays of shape {self.shape}")
             return self._apply_array(data, order), []
         if not isinstance(data, Columns):
-            data = array_columns("input", data)
+            data = array_columns("input", data, missing=self.missing)
         notes: list[str] = []
         features = self._empty(data.rows, data.path)
         used, at = [], 0

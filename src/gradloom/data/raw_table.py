@@ -13,13 +13,15 @@ import numpy as np
 from ..base.arguments import what_is
 from ..base.errors import DataError, FileError
 from .array_cells import array_columns
-from .columns import MOST_COLUMNS, Columns, NumberCells, number_text
+from .cell_rules import PLAIN, CellRules
+from .columns import MOST_COLUMNS, Columns, NumberCells, composed, number_text
 from .csv_file import read_csv
 from .idx import find_idx, read_idx, read_idx_folder
-from .kinds import numbers_of
+from .kinds import numbers_of, said_of
 from .npz import keys_of, load_npz
 from .parquet import is_parquet, read_parquet
 from .table_columns import is_table, table_columns
+from .text_bytes import SPREADSHEETS, spreadsheet
 
 _TRAIN_KEYS: tuple[tuple[str, str], ...] = (
     ("x_train", "y_train"),
@@ -59,24 +61,24 @@ class RawTable:
         return self.x.names if isinstance(self.x, Columns) else self.names or []
 
 
-def read_raw(data: Any, target: str | None) -> RawTable:
+def read_raw(data: Any, target: str | None, rules: CellRules = PLAIN) -> RawTable:
     """The table, or the file or folder by its suffix, as it is, numbers in two axes as columns; arguments as for
     read_table."""
     if is_table(data, "data"):
-        return _with_target(table_columns(data, "data"), target)
+        return _with_target(table_columns(data, "data", rules), target)
     if not isinstance(data, (str, os.PathLike)):
         raise DataError(f"read_table: got {what_is(data)}; need a path, or a DataFrame; gl.data.Dataset takes arrays")
-    raw = _read_raw(Path(data), target)
+    raw = _read_raw(Path(data), target, rules)
     if isinstance(raw.x, np.ndarray):
         if raw.x.ndim <= 2 and raw.x.dtype.kind != "b" and raw.x.dtype != np.uint8:
-            raw.x = array_columns(raw.path, raw.x, raw.names)
+            raw.x = array_columns(raw.path, raw.x, raw.names, rules.missing)
         elif raw.x.dtype.kind == "b" or raw.x.dtype.name in ("int16", "uint16", "uint32", "uint64"):
             kind = np.uint8 if raw.x.dtype.kind == "b" else np.float32
             raw.x, raw.test_x = raw.x.astype(kind), None if raw.test_x is None else raw.test_x.astype(kind)
     return raw
 
 
-def _read_raw(path: Path, target: str | None) -> RawTable:
+def _read_raw(path: Path, target: str | None, rules: CellRules) -> RawTable:
     if not path.exists():
         raise FileError(f"{path}: no such file or folder")
     name = path.name.lower()
@@ -85,11 +87,13 @@ def _read_raw(path: Path, target: str | None) -> RawTable:
     if name.endswith(".npz"):
         return _read_npz(path, target)
     if name.endswith((".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".data")):
-        return _with_target(read_csv(path, expect=() if target is None else (target,)), target)
+        return _with_target(read_csv(path, () if target is None else (target,), rules=rules), target)
     if is_parquet(path):
-        return _with_target(read_parquet(path), target)
+        return _with_target(read_parquet(path, rules=rules), target)
     if "idx" in name or name.endswith("ubyte"):
         raise DataError(f"{path}: is one idx file; need the folder that holds images and labels: {path.parent}")
+    if name.endswith(SPREADSHEETS):
+        raise spreadsheet(path, "a spreadsheet")
     raise DataError(
         f"{path}: suffix {path.suffix or '(none)'} is not known;"
         " need .csv, .csv.gz, .parquet, .npz or a folder of idx files"
@@ -116,10 +120,10 @@ def _with_target(data: Columns, target: str | None) -> RawTable:
 def of_columns(data: Columns, index: int, notes: list[str]) -> RawTable:
     """A table whose target is the column of this index."""
     texts = None
-    y = numbers_of(data, index, f"target {data.names[index]!r:.60}")
+    y = numbers_of(data, index, f"target {data.names[index]!r:.60}", True)
     cells = data.cells[index]
-    if isinstance(cells, NumberCells) and cells.commas:
-        notes.append(f"target {data.names[index]!r:.60}: {cells.commas}")
+    if isinstance(cells, NumberCells):
+        notes += said_of(data, index, f"target {data.names[index]!r:.60}")
     if y is None or data.merges(index) or data.has_leading_zeros(index):
         y, texts = data.texts(index)
     return RawTable(data.path, data, y, data.names[index], target_index=index, texts=texts, notes=notes)
@@ -230,5 +234,5 @@ def _check_pair(path: Path, keys: tuple[str, str], x: np.ndarray, y: np.ndarray)
 def class_name(value: object) -> str:
     """How a class is written: 3 for 3.0."""
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return number_text(float(value)) if isinstance(value, (float, np.floating)) else str(value)
+        return composed(value.decode("utf-8", "replace"))
+    return number_text(float(value)) if isinstance(value, (float, np.floating)) else composed(str(value))

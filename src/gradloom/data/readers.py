@@ -15,6 +15,7 @@ from ..base.arguments import what_is
 from ..base.defaults import LEAST_VALIDATED, VALIDATED
 from ..base.described import LONGEST
 from ..base.errors import DataError, FileError, SettingError
+from .cell_rules import PLAIN, UTF_8, CellRules, missing_words
 from .columns import Columns
 from .csv_file import read_csv
 from .dataset import Dataset, split_rows
@@ -38,6 +39,7 @@ from .targets import (
     targets_of,
     targets_of_column,
 )
+from .text_bytes import encoding_of, is_text_file
 from .times import NUMBER, missing_time, times_of
 
 
@@ -82,6 +84,8 @@ def read_table(
     time: str | None = None,
     weight: str | None = None,
     test: Any = None,
+    missing: Sequence[str] = (),
+    encoding: str | None = None,
 ) -> Table:
     """Read a table for training.
 
@@ -98,12 +102,22 @@ def read_table(
                 the latest, and `val` of the table the latest of the others
     weight      a column of how much each row weighs in training: numbers of at least 0
     test        test rows with their targets, a path or a table, too; none are held out
+    missing     words that are missing values in every column, such as ["unknown", "-999"], besides "", NA, ? and the
+                like; a word that is a number stands for all spellings of it
+    encoding    of the text files, data and test, such as "cp1252"; None: UTF-8. A byte order mark goes before it. The
+                preprocessing keeps missing and encoding for new rows
 
     DataError for a column that is not there, SettingError for one that is named for two things.
     """
     if task not in (None, "classification", "regression"):
         raise SettingError(f"task={task!r:.60} is not known; need classification or regression")
-    raw = drop_rows_without_target(read_raw(data, target))
+    words, name = missing_words(missing), UTF_8 if encoding is None else encoding_of(encoding)
+    if encoding is not None and not (is_text_file(data) or is_text_file(test)):
+        raise SettingError(f"encoding (--encoding) {encoding}: applies to .csv and other text files; leave it out")
+    raw = read_raw(data, target, CellRules(missing=words, encoding=name))
+    if words and not isinstance(raw.x, Columns):
+        raise SettingError(f"{raw.path}: holds arrays without columns; leave missing (--missing) out")
+    raw = drop_rows_without_target(raw)
     roles = Roles(drop, categorical, numeric, time, weight)
     if roles and not isinstance(raw.x, Columns):
         raise SettingError(f"{raw.path}: holds arrays without columns; leave {roles.named()} out")
@@ -116,20 +130,23 @@ def read_table(
     task, y, test_y, classes = targets_of(raw, task)
     n = len(y)
     rows, val_rows, held = np.arange(n, dtype=np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    changes = rows
     by_time = next((index for index, role in found.items() if role == "time"), None)
     if by_time is not None:
-        rows = _in_time(raw, by_time)
+        rows, changes = _in_time(raw, by_time)
     if raw.test_x is None and test is None and test_split:
         if n < 2:
             raise DataError(f"{raw.path}: {n} row; need at least 2, one of them for the test")
         if by_time is not None:
-            rows, held = _latest(rows, test_split)
+            rows, held = _latest(raw, rows, changes, test_split, "test")
         else:
             rows, held = hold_out(y if task == "classification" else np.zeros(n, np.int32), test_split, seed)
     if val_split is None:
         val_split = VALIDATED if isinstance(raw.x, Columns) and len(rows) >= LEAST_VALIDATED else 0.0
+        if by_time is not None and not (changes < len(rows)).any():  # one time is left: no later one validates
+            val_split = 0.0
     if by_time is not None and val_split and len(rows) > 1:
-        rows, val_rows = _latest(rows, val_split)
+        rows, val_rows = _latest(raw, rows, changes, val_split, "validation")
     in_fit = val_split and by_time is None
     known = rows[split_rows(len(rows), val_split, seed)[0]] if in_fit else rows
     if len(known) < 2:
@@ -143,7 +160,8 @@ def read_table(
     scales = None if task == "classification" else _scales(raw, y, known)
     known.sort()
     raw.y = y
-    made, features, test_features = _features(raw, known, task, order, y, found, seed)
+    raw.notes += _on_missing(raw, words)
+    made, features, test_features = _features(raw, known, task, order, y, found, seed, (words, name))
     if scales is None:
         made.classes = classes
         check_classes(raw.path, y[rows], classes, raw.notes)
@@ -193,14 +211,39 @@ def labelled(data: Any, table: Table, use: str = "validate on") -> tuple[Dataset
     return Dataset(features[known], targets if is_class else made.targets_to_outputs(targets)), targets
 
 
-def _latest(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """(the others, this share of the rows at their end), at least one row each."""
-    count = min(max(round(len(rows) * share), 1), len(rows) - 1)
-    return rows[:-count], rows[-count:]
+def _on_missing(raw: RawTable, words: Sequence[str]) -> list[str]:
+    """A note on the words that are declared missing: in how many cells each is."""
+    if not words or not isinstance(raw.x, Columns):
+        return []
+    found = dict.fromkeys(words, 0)
+    for index in range(len(raw.x.names)):
+        marks = raw.x.cells[index].marks
+        for word in words:
+            found[word] += marks.get(word, 0)
+    counts = ", ".join(f"{word!r:.60} in {count:,} cell{'s' * (count != 1)}" for word, count in found.items())
+    return [f"missing values: {counts}"]
 
 
-def _in_time(raw: RawTable, index: int) -> np.ndarray:
-    """The rows in the order of their times; rows of one time in that of the file."""
+def _latest(
+    raw: RawTable, rows: np.ndarray, changes: np.ndarray, share: float, part: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """(the others, about this share of the rows at their end): rows of one time are on the same side.
+
+    changes: the places in the order of all rows where another time begins. DataError where all rows have one time."""
+    wanted = len(rows) - min(max(round(len(rows) * share), 1), len(rows) - 1)
+    changes = changes[changes < len(rows)]
+    if not len(changes):
+        need = f"the {part} rows require later ones than the others"
+        raise DataError(f"{raw.path}: time: all {len(rows)} rows that are left have the same time; {need}")
+    start = int(changes[np.argmin(abs(changes - wanted))])
+    if start != wanted:
+        count, seen = len(rows) - start, len(rows) - wanted
+        raw.notes.append(f"{part}: {count:,} rows in place of {seen:,}, because rows of the same time stay together")
+    return rows[:start], rows[start:]
+
+
+def _in_time(raw: RawTable, index: int) -> tuple[np.ndarray, np.ndarray]:
+    """(the rows in the order of their times, rows of one time in that of the file; the places where another begins)."""
     assert isinstance(raw.x, Columns)
     seconds, form = times_of(raw.x, index)
     error = missing_time(raw.x, index, seconds)
@@ -210,7 +253,8 @@ def _in_time(raw: RawTable, index: int) -> np.ndarray:
     if form != NUMBER and form != "iso" and "%y" not in form.lower():
         kind = f"times of day without a date, {form}"
     raw.notes.append(f"time: {raw.names_of()[index]!r:.60} holds {kind}; the rows are split by it, the latest last")
-    return np.argsort(seconds, kind="stable")
+    order = np.argsort(seconds, kind="stable")
+    return order, np.flatnonzero(np.diff(seconds[order])) + 1
 
 
 def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:
@@ -276,7 +320,7 @@ def read_features(data: Any, preprocess: Preprocess) -> tuple[np.ndarray, np.nda
     if not isinstance(data, (str, os.PathLike)):
         if not is_table(data):
             raise DataError(f"read_features: got {what_is(data)}; need a path, or a DataFrame")
-        return features_of_columns(table_columns(data, "rows", preprocess), preprocess)
+        return features_of_columns(table_columns(data, "rows", preprocess.rules, preprocess.header), preprocess)
     where = Path(data)
     if not where.exists():
         raise FileError(f"{where}: no such file or folder")
@@ -302,7 +346,7 @@ def read_features(data: Any, preprocess: Preprocess) -> tuple[np.ndarray, np.nda
     else:
         names = tuple(c.name for c in preprocess.columns) if preprocess.header else ()
         header = None if preprocess.header else False
-        columns = read_columns(where, names, header, preprocess.texts, preprocess.commas)
+        columns = read_columns(where, names, header, preprocess.rules)
         return features_of_columns(columns, preprocess)
     targets, problems = (None, []) if raw_y is None else known_targets(raw_y, preprocess)
     return features, targets, notes + more, problems
@@ -312,14 +356,12 @@ def read_columns(
     path: str | os.PathLike[str],
     expect: Sequence[str] = (),
     header: bool | None = None,
-    texts: Sequence[str] = (),
-    commas: Mapping[str, bool] | None = None,
-    exact: bool = False,
+    rules: CellRules = PLAIN,
 ) -> Columns:
     """The columns of a .parquet file or, by any other name, of a CSV file; arguments as for read_csv."""
     if is_parquet(path):
-        return read_parquet(Path(path), texts, commas, header is not False, exact)
-    return read_csv(path, expect, header, texts, commas, exact)
+        return read_parquet(Path(path), header is not False, rules)
+    return read_csv(path, expect, header, rules)
 
 
 @np.errstate(all="ignore")
@@ -347,14 +389,15 @@ def _features(
     y: np.ndarray,
     roles: Mapping[int, str],
     seed: int,
+    reading: tuple[list[str], str],
 ) -> tuple[Preprocess, np.ndarray, np.ndarray | None]:
     """(preprocess learned from the known rows, features of all rows in this order, features of the test rows).
 
-    y: the targets, class ids or numbers, of all rows."""
+    y: the targets, class ids or numbers, of all rows; reading: the words that are missing values, and the encoding."""
     order_or_none = None if np.array_equal(order, np.arange(len(y))) else order
     if isinstance(raw.x, Columns):
         made = fit_columns(raw.x, known, raw.target_index, task, raw.notes, roles)
-        made.target = raw.target
+        made.target, (made.missing, made.encoding) = raw.target, reading
         encoding = Encoding(made, raw.x, known, y, seed)
         features, notes = made.apply(raw.x, order_or_none)
         encoding.cross_fit(features, order)

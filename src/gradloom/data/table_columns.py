@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from .._cells import NUMBERS, TEXTS
 from ..base.arrays import need_collected
 from ..base.errors import DataError
-from .array_cells import cells_of
-from .columns import Columns, need_different
+from .array_cells import named_cells
+from .cell_rules import PLAIN, CellRules
+from .columns import Columns, names_of
 from .parquet import arrow_columns, has_arrow_texts, is_arrow
-from .preprocess import Preprocess
 
 
 def is_table(data: object, what: str = "rows") -> bool:
@@ -40,20 +39,19 @@ def rows_of_table(data: Any, rows: np.ndarray) -> Any:
     return data.iloc[rows] if hasattr(data, "iloc") else data[rows]
 
 
-def table_columns(data: Any, what: str, made: Preprocess | None = None) -> Columns:
-    """The columns of a table, read as those of a file are, and as the preprocessing says that was made in training.
+def table_columns(data: Any, what: str, rules: CellRules = PLAIN, header: bool = True) -> Columns:
+    """The columns of a table, read as those of a file are. header: whether a table of pyarrow names the columns of a
+    model.
 
     DataError, which calls the table `what`, for one without rows or columns, and where two have one name. The index of
     a DataFrame of pandas is no column.
     """
     if is_arrow(data):
-        texts, commas, header = ([], {}, True) if made is None else (made.texts, made.commas, made.header)
-        return arrow_columns(data, what, texts, commas, header)
-    names = [str(name).strip() for name in data.columns]  # as the names of a file are
+        return arrow_columns(data, what, rules, header)
+    names = names_of(what, map(str, data.columns))
     if not names or not len(data):
         raise DataError(f"{what}: {'0 rows' if names else '0 columns'}; need at least 1")
-    need_different(what, names)
-    return columns_of_arrays(what, names, arrays_of(data), True, made)
+    return columns_of_arrays(what, names, arrays_of(data), True, rules)
 
 
 def arrays_of(frame: Any) -> list[np.ndarray]:
@@ -69,12 +67,8 @@ def _array_of(series: Any) -> np.ndarray:
 
 
 def columns_of_arrays(
-    what: str, names: list[str], arrays: Sequence[np.ndarray], header: bool, made: Preprocess | None
+    what: str, names: list[str], arrays: Sequence[np.ndarray], header: bool, rules: CellRules
 ) -> Columns:
     """The arrays, of numbers, texts or objects, as columns whose cells are read as those of a file are."""
-    texts, commas = ([], {}) if made is None else (made.texts, made.commas)
-    cells = [
-        cells_of(array, f"{what}: column {name!r:.60}", TEXTS if name in texts else NUMBERS, commas.get(name, False))
-        for name, array in zip(names, arrays, strict=True)
-    ]
+    cells = [named_cells(what, name, array, rules) for name, array in zip(names, arrays, strict=True)]
     return Columns(what, names, cells, None, header)

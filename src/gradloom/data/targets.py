@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from .._cells import code_of
 from ..base.errors import DataError
-from .columns import Columns, read_exactly
+from .columns import Columns, composed, read_exactly
 from .dataset import split_rows
 from .features import truth_words
 from .preprocess import Preprocess
@@ -93,6 +94,7 @@ def _class_ids(
         different, ids = np.unique(y, return_inverse=True)
     else:
         different, ids = _sorted_texts(y, raw.texts)
+        raw.notes += _spellings(different.tolist(), raw.target)
     if len(different) > max(MOST_INTEGER_CLASSES, len(y) // 2):
         raise DataError(
             f"{raw.path}: target {raw.target!r:.60} has {len(different)} classes in {len(y)} rows; need far fewer"
@@ -107,6 +109,17 @@ def _class_ids(
             raise DataError(f"{raw.path}: row {bad[0]} of the test has class {seen!r:.60}, which no training row has")
         test_ids = place.astype(np.int32)
     return ids.reshape(-1).astype(np.int32), test_ids, names
+
+
+def _spellings(texts: list[bytes], target: str) -> list[str]:
+    """A note where two classes, which are texts because others are, are one number: 1e5 and 100000."""
+    numbers = [(read_exactly(text), text.decode()) for text in texts if code_of(text) == 0]
+    first: dict[float, str] = {}
+    for number, text in numbers:
+        if isinstance(number, float) and first.setdefault(number, text) != text:
+            two = f"classes {first[number]!r:.60} and {text!r:.60} are one number, and two classes"
+            return [f"target {target!r:.60}: {two}, because other classes are texts; write them alike"]
+    return []
 
 
 def _sorted_texts(codes: np.ndarray, texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -175,7 +188,7 @@ def targets_of_column(data: Columns, index: int, preprocess: Preprocess) -> tupl
     """known_targets of a column of a table."""
     if preprocess.task == "classification":
         codes, texts = data.texts(index)
-        as_written = set(preprocess.classes)
+        as_written = set(map(composed, preprocess.classes))
         named = [text.decode("utf-8", "replace") for text in texts]
         named = [n if n in as_written else _as_class(text) for n, text in zip(named, texts, strict=True)]
         return _known_classes(codes, named, preprocess)
@@ -203,7 +216,7 @@ def known_targets(y: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray | N
 
 def _known_classes(codes: np.ndarray, texts: list[str], preprocess: Preprocess) -> tuple[np.ndarray, list[str]]:
     """(the class id of each row's text, -100 where the model does not know it; a line that names those texts)."""
-    ids = {name: i for i, name in enumerate(preprocess.classes)}
+    ids = {composed(name): i for i, name in enumerate(preprocess.classes)}
     truths = truth_words(preprocess.classes)
     texts = [truths.get(text.lower(), text) for text in texts]
     known = np.array([ids.get(text, -100) for text in texts], np.int64)

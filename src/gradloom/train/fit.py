@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arguments import as_bool, as_whole
+from ..base.arguments import as_bool, as_whole, what_is
 from ..base.errors import DataError, SettingError
 from ..base.interval import Interval
 from ..base.warned import warn
 from ..data.dataset import Dataset
+from ..data.table_columns import is_table
 from ..nn.ensemble import Ensemble
 from ..optim.optimizer import Optimizer
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
@@ -42,7 +43,7 @@ Data = Dataset | tuple[Any, Any] | np.ndarray
 
 def fit(
     model: Model,
-    data: Data,
+    data: Data | None = None,
     *,
     loss: str | Callable[..., Any] = "cross_entropy",
     optimizer: Optimizer | None = None,
@@ -130,6 +131,7 @@ def fit(
     always a metrics.jsonl in the folder, and by log= ("csv", "tensorboard") further files with its lines; log_every:
     "10s" or "50steps", see Log.
     """
+    _check_arrays(model, data, options)
     check_options("fit", options, fit, "dynamic")
     ranks = ranks_of("fit", parallel, timeout, exchange)
     options["threads"] = threads_for(ranks, options.get("threads"))
@@ -285,7 +287,23 @@ def _checked_folds(folds: Any, model: Model, val_split: float, freeze: Sequence[
     return folds
 
 
-def as_dataset(data: Data) -> Dataset:
+def _check_arrays(model: Any, data: Any, options: Mapping[str, Any]) -> None:
+    """DataError for a table or a path in place of the model, with what trains on it, and for no data."""
+    target = options.get("target", data if isinstance(data, str) else None)
+    if isinstance(model, (str, os.PathLike)):
+        line = f"gradloom fit {model}" + f" --target {target}" * isinstance(target, str)
+        raise DataError(
+            f"fit: got a path in place of the model; gl.fit trains a module on arrays; use the command: {line}"
+        )
+    if isinstance(model, Mapping) or is_table(model):
+        column = repr(target) if isinstance(target, str) else "TARGET"
+        use = f"gl.sklearn.Classifier() or Regressor() with fit(table.drop(columns={column}), table[{column}])"
+        raise DataError(f"fit: got {what_is(model)} in place of the model; gl.fit trains a module on arrays; use {use}")
+    if data is None:
+        raise DataError("fit: data is missing; requires a Dataset, a pair (x, y) or an array")
+
+
+def as_dataset(data: Data | None) -> Dataset:
     """The data set itself, or one of (x, y) or of an array without labels."""
     if isinstance(data, Dataset):
         return data
@@ -293,4 +311,6 @@ def as_dataset(data: Data) -> Dataset:
         return Dataset(data)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return Dataset(*data)
-    raise DataError(f"data: got {type(data).__name__}; need a Dataset, a pair (x, y) or an array")
+    use = "; use gl.data.read_table(data).train" if is_table(data) or isinstance(data, (str, os.PathLike)) else ""
+    use = "; use gl.data.read_table(pandas.DataFrame(data)).train" if isinstance(data, Mapping) else use
+    raise DataError(f"data: got {type(data).__name__}; need a Dataset, a pair (x, y) or an array{use}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,10 @@ from ..base.arrays import place_in
 from ..base.described import Described, parse
 from ..base.errors import DataError, FileError, GradloomError, GraphError, SettingError
 from ..base.html import html_table, html_text
-from ..data.frames import told_features
+from ..data.frames import features_of, told_features, with_encoding
 from ..data.preprocess import Preprocess
+from ..data.raw_table import class_name
+from ..data.targets import known_targets
 from ..files import load_arrays, load_metadata, need_finite, save_arrays
 from ..graph.leaves import input as input_value
 from ..graph.value import graph_mode
@@ -27,7 +30,7 @@ from ..run.compile import compile as compile_program
 from ..run.diagnose import Place, first_bad
 from .fit import predict
 from .perceptron import perceptron
-from .scores import class_probabilities
+from .scores import class_probabilities, regression_scores
 
 MODEL = "model.safetensors"  # in the folder of a `gradloom fit`
 DESCRIPTION = "gradloom.model"  # the key of a file's metadata
@@ -65,23 +68,58 @@ class Model:
         """The names of the classes, in the order of predict_proba's columns; none of a regression."""
         return list(self.preprocess.classes)
 
-    def predict(self, rows: Any, **options: Any) -> np.ndarray:
+    def predict(self, rows: Any, *, encoding: str | None = None, **options: Any) -> np.ndarray:
         """The class (a text) of each row, [rows]; of a regression numbers in the units of the target, f64 [rows], or
         [rows, targets] where there are several.
 
         rows: the path of a file (.csv, .parquet, .npz, a folder of idx files); a DataFrame of pandas or polars or a
         table of pyarrow, whose columns are found by name; an array or a list of rows, in the order of the columns of
-        the training. options go to gl.compile (device=, precision=, threads=). What is odd about the rows, such as a
+        the training. encoding: of a text file, such as "cp1252"; None: as in training. options go to gl.compile
+        (device=, precision=, threads=). What is odd about the rows, such as a
         text that is unknown from training, is a warning (warnings.warn). DataError for rows that are not like those of
         the training.
         """
-        return self.decide(self.outputs(told_features(rows, self.preprocess), **options))
+        made = with_encoding(self.preprocess, encoding, rows)
+        return self.decide(self.outputs(told_features(rows, made), **options))
 
-    def predict_proba(self, rows: Any, **options: Any) -> np.ndarray:
-        """The probability of each class, f64 [rows, classes]; SettingError for a regression. rows: as for predict."""
+    def predict_proba(self, rows: Any, *, encoding: str | None = None, **options: Any) -> np.ndarray:
+        """The probability of each class, f64 [rows, classes]; SettingError for a regression. Arguments as for
+        predict."""
         if self.task != "classification":
             raise SettingError("predict_proba: the model is a regression, which has no classes; need predict")
-        return self.probabilities(self.outputs(told_features(rows, self.preprocess), **options))
+        made = with_encoding(self.preprocess, encoding, rows)
+        return self.probabilities(self.outputs(told_features(rows, made), **options))
+
+    def score(self, rows: Any, targets: Any = None, *, encoding: str | None = None, **options: Any) -> float:
+        """The accuracy of a classification, R2 of a regression (the mean of the targets' R2), as scikit-learn's
+        estimators have it.
+
+        rows: as for predict. targets: the class or the number of each row, [rows] or [rows, targets]; None: those of
+        the file or table, in its column of the target's name. Rows without a target, and those of a class that the
+        model does not know, do not count, which is a warning. DataError where no row has a target, and for R2 of
+        targets that are all equal, which is not defined.
+        """
+        made = with_encoding(self.preprocess, encoding, rows)
+        features, found, notes, problems = features_of(rows, made)
+        if targets is not None:
+            found, problems = known_targets(_targets(targets, len(features), self.task), made)
+        if found is None:
+            given = "are of another kind" if targets is not None else "are missing"
+            raise DataError(f"score: targets {given}; requires the {self.target!r:.60} of each row")
+        is_class = self.task == "classification"
+        known = found >= 0 if is_class else np.isfinite(found).all(axis=1)
+        if not known.any():
+            raise DataError(f"score: no row has a {self.target!r:.60} that the model knows")
+        for note in [*notes, *problems]:
+            warnings.warn(note, stacklevel=2)
+        outputs = self.outputs(features, **options)
+        if is_class:
+            return float((outputs.argmax(axis=1) == found)[known].mean())
+        numbers = made.outputs_to_targets(outputs)[known]
+        score = regression_scores(numbers, found[known], uncertainties=False)["r2"]
+        if np.isnan(score):
+            raise DataError(f"score: {self.target!r:.60} is the same in all rows; R2 requires different numbers")
+        return score
 
     def outputs(self, features: np.ndarray, **options: Any) -> np.ndarray:
         """What the network gives for features, f32 [rows, outputs]; DataError where that is not finite: it names the
@@ -136,6 +174,21 @@ class Model:
 
     def _repr_html_(self) -> str:
         return html_table((), self.facts().items()) + html_text(repr(self.net))
+
+
+def _targets(given: Any, rows: int, task: str) -> np.ndarray:
+    """Targets that a caller gives, as an array; DataError unless there is one for each row."""
+    targets = np.asarray(given)
+    if targets.ndim < 1 or len(targets) != rows:
+        raise DataError(f"score: targets of shape {list(targets.shape)}; requires one for each of {rows} rows")
+    if targets.dtype.kind != "O":
+        return targets
+    if task == "classification":
+        return np.array([class_name(value) for value in targets.tolist()])
+    try:
+        return targets.astype(np.float64)
+    except (TypeError, ValueError):
+        raise DataError("score: targets are no numbers; requires numbers for a regression") from None
 
 
 def _shown(value: Any) -> str:
