@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..base.dtypes import DType, f32
 from ..base.errors import GradientError, GraphError, SettingError
 from ..base.patterns import matched
 from ..graph.grad import gradients
+from ..graph.graph import reachable
 from ..graph.leaves import Parameter
 from ..graph.stored import next_serial
 from ..graph.streams import fresh_streams
@@ -112,14 +114,26 @@ class Objective:
             raise GradientError("train: the loss depends on no trainable parameter; need at least one")
         return BatchGraph(outputs, [g for _, g in pairs], tuple(p for p, _ in pairs), layout)
 
+    @property
+    def input_kind(self) -> DType | None:
+        """The dtype of the model's input where the model declares it: that of a graph."""
+        return self.model[0].dtype if isinstance(self.model, tuple) else None
+
     @fresh_streams()
     def _losses(
-        self, source: RowSource | FeedSource, rows: int, backward: bool, measures: Measures
+        self,
+        source: RowSource | FeedSource,
+        rows: int,
+        backward: bool,
+        measures: Measures,
+        kind: DType | None = None,
     ) -> tuple[Value, Value, Value, list[Value], MetricLayout]:
-        """(outputs, loss sum, weight, what is measured beside, its layout) of a batch."""
-        x, labels, weights = source.leaves(rows)
+        """(outputs, loss sum, weight, what is measured beside, its layout) of a batch. kind: of its data."""
+        x, labels, weights = source.leaves(rows, kind or self.input_kind)
         left_out = source.left_out(rows, self.model.members) if isinstance(self.model, Ensemble) else None
         given = self.outputs(x, backward) if backward or left_out is None else self._by_others(x, left_out)
+        if read_as_floats(x, values_of(given)):  # then the data are converted as the batch is gathered
+            return self._losses(source, rows, backward, measures, f32)
         pred = ops.mean(given, axes=1) if self._has_members(given, labels) else given
         extra, layout = measures.nodes(rows, pred, labels, weights)
         if self.class_weights is not None and labels is not None:
@@ -168,6 +182,23 @@ class Objective:
             chosen = frozenset(mine)
         free = [p for _, p in named if p.trainable and p.stored not in frozen]
         return [p for p in free if chosen is None or p.stored in chosen]
+
+
+def read_as_floats(x: Value, outputs: Sequence[Value]) -> bool:
+    """Whether all that reads a batch of whole numbers converts it to f32."""
+    if x.dtype.is_float:
+        return False
+    same, found = {x}, False
+    for node in reachable(outputs, effects=True):
+        if not any(v in same for v in node.inputs if v is not None):
+            continue
+        if node.op.view is not None:
+            same.update(node.outputs)
+        elif node.op.name == "cast" and node.outputs[0].dtype is f32:
+            found = True
+        else:
+            return False
+    return found and not any(v in same for v in outputs)
 
 
 def _made_since(serial: int, parameters: Sequence[Parameter]) -> list[Parameter]:

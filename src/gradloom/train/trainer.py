@@ -12,6 +12,7 @@ import numpy as np
 
 from ..base.arguments import as_bool, as_whole, what_is
 from ..base.collector import paused
+from ..base.dtypes import f32
 from ..base.errors import GradientError, SettingError, ShapeError
 from ..base.locks import Claim
 from ..base.settings import switches
@@ -38,7 +39,7 @@ from .batches import CompiledBatch, RowRange
 from .forms import Forms
 from .local import LocalSteps
 from .metrics import NOTHING, Measures
-from .objective import Model, Objective
+from .objective import Model, Objective, read_as_floats
 from .outputs import Outputs, values_of
 from .parts import TrainerParts
 from .result import Result
@@ -218,7 +219,7 @@ class Trainer:
         """
         if self.split is not None:
             raise SettingError("step: a batch that is handed over cannot be split over ranks; need run_rows or epoch")
-        source = FeedSource(batch, labels, weights)
+        source = FeedSource(batch, labels, weights, self.objective.input_kind)
         result = Result() if result is None else result
         backward = backward and self.build != "forward"
         with self._weights(averaged=not backward):
@@ -232,7 +233,7 @@ class Trainer:
 
         ShapeError for an output without the rows along its first axis.
         """
-        source = FeedSource(batch)
+        source = FeedSource(batch, kind=self.objective.input_kind)
         self.forms.look(False)
         if self.dynamic:
             self._predicting.clear()
@@ -241,7 +242,10 @@ class Trainer:
             return outputs, run(**{k: v for k, v in source.feeds.items() if k in run.inputs})
 
     def _prediction(self, source: FeedSource) -> tuple[Outputs, Any]:
-        outputs = self.objective.outputs(source.leaves(source.rows)[0], False)
+        x = source.leaves(source.rows)[0]
+        outputs = self.objective.outputs(x, False)
+        if read_as_floats(x, values_of(outputs)):
+            outputs = self.objective.outputs(source.leaves(source.rows, f32)[0], False)
         values = values_of(outputs)
         for v in values:
             if v.shape[:1] != (source.rows,):
