@@ -66,6 +66,7 @@ class Dataset:
         self.shard_size = int(shard_size)
         self.labels = None if labels is None else _as_labels(labels, self.data.shape)
         self.weights = None if weights is None else _as_weights(weights, self.n)
+        self._all_count: bool | None = None
         self._idle = self._find_idle()
         self.check_counted()
         self.folds: np.ndarray | None = None  # see in_folds
@@ -112,6 +113,13 @@ class Dataset:
     def has_ids(self) -> bool:
         """True when the labels are class ids."""
         return self.labels is not None and self.labels.dtype.kind in "iu"
+
+    @property
+    def all_count(self) -> bool:
+        """True when no label is ignored (-100)."""
+        if self._all_count is None:
+            self._all_count = not (self.has_ids and self.labels is not None and bool((self.labels == IGNORED).any()))
+        return self._all_count
 
     @property
     def shards(self) -> int:

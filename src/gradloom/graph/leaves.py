@@ -132,7 +132,6 @@ class Parameter(Value):
         if isinstance(data, Value):
             if data.recorder is None and not isinstance(data, Parameter):
                 data = import_module("gradloom.eager.trace").current().take(data)
-            self.stored.checked_shape(data.shape)
             before_write((self.stored,))  # what was recorded with the old contents, these data too, is computed now
         self.stored.assign(data)
 

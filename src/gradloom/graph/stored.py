@@ -372,13 +372,9 @@ class Stored(Shaped):
         if self.role == "frozen":
             raise GraphError(f"parameter {self.name}: it is read-only; need one of gl.parameter")
         given = _numbers(self.name, data, self.dtype)
-        self.checked_shape(given.shape)
+        if given.shape != self.shape:
+            raise ShapeError(f"parameter {self.name}: got shape {list(given.shape)}; need {list(self.shape)}")
         return given
-
-    def checked_shape(self, shape: Sequence[int]) -> None:
-        """ShapeError unless this is the array's shape."""
-        if tuple(shape) != self.shape:
-            raise ShapeError(f"parameter {self.name}: got shape {list(shape)}; need {list(self.shape)}")
 
     def set_trainable(self, trainable: bool) -> None:
         """Train it from now on (the role "trained"), or not ("state"); GraphError when a frozen array is to train."""

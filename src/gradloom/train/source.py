@@ -11,7 +11,7 @@ from .. import ops
 from ..base.arrays import as_array, check_whole, odd_object, uneven
 from ..base.dtypes import DType, dtype, f32, i32
 from ..base.errors import DataError, DTypeError, ShapeError
-from ..data.dataset import Dataset
+from ..data.dataset import IGNORED, Dataset
 from ..graph.leaves import constant, setting, stored_value
 from ..graph.leaves import input as input_value
 from ..graph.stored import Stored, trainable_changes
@@ -42,6 +42,11 @@ class RowSource:
         self.n, self._has_ids = n, has_ids  # labels are class ids
         self.order = Stored.deferred("order", (n,), lambda: np.arange(n), "i64")
         self._order = stored_value(self.order)
+
+    @property
+    def all_count(self) -> bool:
+        """Whether no label is ignored."""
+        return not self._has_ids or self.data.all_count
 
     @property
     def arrays(self) -> list[np.ndarray]:
@@ -100,6 +105,11 @@ class PlannedSource(RowSource):
         self._weights = self._folds = None
 
     @property
+    def all_count(self) -> bool:
+        """Not known."""
+        return False
+
+    @property
     def arrays(self) -> list[np.ndarray]:
         """None: nothing is there."""
         return []
@@ -114,19 +124,24 @@ def _wrapped(name: str, array: np.ndarray) -> Value:
 class FeedSource:
     """Rows that the caller hands over with each step: batch [rows, ...], labels [rows, ...], weights [rows].
 
-    kind: the dtype of the model's input, f32 or i32, where it declares one.
+    kind: the dtype of the model's input, f32 or i32, where it declares one. looks: whether labels are ignored decides
+    what is computed.
     """
 
-    def __init__(self, x: Any, labels: Any = None, weights: Any = None, kind: DType | None = None) -> None:
+    def __init__(
+        self, x: Any, labels: Any = None, weights: Any = None, kind: DType | None = None, looks: bool = False
+    ) -> None:
         data = numbers("batch", x)
         if data.ndim == 0 or data.shape[0] == 0:
             raise ShapeError(f"batch: shape {list(data.shape)}; need rows along the first axis")
         self.arrays: list[np.ndarray | None] = [_as_batch(data, kind), None, None]
+        self.all_count = looks
         if labels is not None:
             given = numbers("labels", labels)
             if given.ndim == 0 or len(given) != len(data):
                 raise ShapeError(f"labels: shape {list(given.shape)}; need {len(data)} rows, one for each of the batch")
-            self.arrays[1] = _as_fed("labels", given, ids=given.dtype.kind in "iub")
+            fed = self.arrays[1] = _as_fed("labels", given, ids=given.dtype.kind in "iub")
+            self.all_count = looks and not bool(np.any(fed == IGNORED))
         if weights is not None:
             per_row = self.arrays[2] = _as_fed("weights", numbers("weights", weights), ids=False)
             if per_row.shape != (len(data),):
@@ -140,7 +155,8 @@ class FeedSource:
 
     @property
     def key(self) -> Hashable:
-        return ("feed", trainable_changes(), *(None if a is None else (a.shape, a.dtype.str) for a in self.arrays))
+        kinds = [None if a is None else (a.shape, a.dtype.str) for a in self.arrays]
+        return ("feed", trainable_changes(), self.all_count, *kinds)
 
     def leaves(self, rows: int, kind: DType | None = None) -> Leaves:
         """As RowSource.leaves."""
