@@ -31,7 +31,7 @@ def test_bad_data():
         gl.tensor([[1, 2], [3]])
     with pytest.raises(gl.DTypeError, match="need numbers"):
         gl.tensor(["a"])
-    with pytest.raises(gl.DTypeError, match=r"it holds 0\.\.4294967296; need numbers of i32"):
+    with pytest.raises(gl.DataError, match="4294967296 at position 1 .*i32"):
         gl.tensor(np.array([0, 2**32]))
     with pytest.raises(gl.ShapeError, match=r"item: f32\[2\] holds 2 numbers"):
         float(gl.tensor([1.0, 2.0]))
@@ -117,9 +117,9 @@ def test_comparisons_mean_the_same_eagerly_and_in_graphs():
         assert np.array_equal(tape.backward(loss)[p].numpy(), 2 * graph)
     p, q = gl.parameter(1.0), gl.parameter(1.0)
     assert {p: 1, q: 2}[q] == 2 and p != None and (p == None) is False  # noqa: E711
-    with pytest.raises(TypeError, match="a graph value has no truth"):
+    with pytest.raises(TypeError, match="has no truth"):
         bool(p == 1.0)
-    with pytest.raises(TypeError, match="a graph value has no truth"):
+    with pytest.raises(TypeError, match="has no truth"):
         1.0 in gl.parameter([1.0, 2.0])  # noqa: B015
 
 

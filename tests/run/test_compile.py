@@ -157,7 +157,7 @@ FEEDS = {
     "text": (GOOD | {"features": [["a", "b", "c"]] * 2}, gl.DTypeError, "features is <U1; need numbers for f32"),
     "ragged": (GOOD | {"features": [[1, 2, 3], [1]]}, gl.ShapeError, "features has rows of different lengths"),
     "fractions as ids": (GOOD | {"labels": [0.5, 1.0]}, gl.DTypeError, "labels is float64; need whole numbers for i32"),
-    "ids too large": (GOOD | {"labels": [0, 2**40]}, gl.DTypeError, "labels holds values beyond i32"),
+    "ids too large": (GOOD | {"labels": [0, 2**40]}, gl.DataError, "labels: 1099511627776 at position 1"),
     "a setting of many": (GOOD | {"rate": [1.0, 2.0]}, gl.ShapeError, r"rate has shape \[2\]; need f32\[\]"),
     "a setting of text": (GOOD | {"rate": "fast"}, gl.DTypeError, "rate is <U4; need numbers"),
     "an id out of range": (GOOD | {"labels": [0, 3]}, gl.DataError, "3"),

@@ -494,7 +494,7 @@ def test_a_bad_sample_ends_all_and_is_named() -> None:
         (3.5, gl.DataError, "got float; need a pair (x, target) or a dict of arrays"),
         ((np.array(["a"]), 1), gl.DTypeError, "x: dtype <U1; need numbers"),
         ((good[0][0], np.full(4, 1 << 40)), gl.DataError,
-         "target: ids from 1099511627776 to 1099511627776; need ids below 2147483648"),
+         "target: 1099511627776 at position 0 is out of range; need ids below 2147483648"),
     ):  # fmt: skip
         refused(kind, f"replica 1, sample 3, step 2: {said}", [*good[:3], bad, *good[4:]])
     with pytest.raises(gl.DataError, match=r"^replica 1, sample 3, step 2: .*id 7 at position 2 is out of range"):

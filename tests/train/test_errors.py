@@ -162,7 +162,7 @@ REFUSED = {
     "a fed label beyond i32": (
         lambda **o: gl.Trainer(net(), **o).step(X[:2], [0, 2**32]),
         gl.DataError,
-        "labels: ids from 0 to 4294967296",
+        "labels: 4294967296 at position 1",
     ),
     "no labels": (lambda **o: fit(net(), gl.data.Dataset(X), **o), gl.GraphError, "the data have no labels"),
     "no labels fed": (lambda **o: gl.Trainer(net(), **o).step(X), gl.GraphError, "the data have no labels"),
@@ -199,7 +199,7 @@ REFUSED = {
     "a loss without rows": (
         lambda **o: fit(net(), loss=lambda out, y: gl.ops.sum(out), **o),
         gl.ShapeError,
-        r"the function gave f32\[\]; need one value per row \[10\]",
+        r"weight of a scalar is not known .*; need one value per row",
     ),
     "a loss of the outputs' shape": (
         lambda **o: fit(net(), loss=lambda out, y: out, **o),

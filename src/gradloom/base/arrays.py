@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .errors import DTypeError
+from .arguments import what_is
+from .errors import DTypeError, IndexOutOfRange
 
 
 def as_array(name: str, data: Any) -> np.ndarray:
     """np.asarray, which takes the mask off a masked array in silence: DTypeError where elements are masked.
 
-    Raises ValueError, as NumPy does, for rows of different lengths.
+    Raises ValueError, as NumPy does, for rows of different lengths; DTypeError for whole numbers beyond 64 bits.
     """
     if data.__class__ is np.ndarray:
         return data
@@ -25,7 +27,52 @@ def as_array(name: str, data: Any) -> np.ndarray:
         raise DTypeError(
             f"{name}: {count} masked; need numbers everywhere: array.filled(...), rows of weight 0, or labels of -100"
         )
-    return np.asarray(data)
+    array = np.asarray(data)
+    if array.dtype == object:
+        wide = next((x for x in array.flat if isinstance(x, int) and not -(1 << 63) <= x < 1 << 64), None)
+        if wide is not None:
+            raise DTypeError(f"{name}: {wide:.10g} is out of range; need whole numbers of at most 64 bits")
+    return array
+
+
+def uneven(data: Any) -> str:
+    """What of nested lists makes no array: the first entry whose shape differs from that of entry 0."""
+    with contextlib.suppress(TypeError, ValueError):
+        shapes = [_shape(entry) for entry in data]
+        at = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
+        return f"row {at} has shape {shapes[at]}, row 0 {shapes[0]}"
+    return "nested lists of different lengths"
+
+
+def _shape(entry: Any) -> list[int] | str:
+    try:
+        return list(np.shape(entry))
+    except ValueError:
+        return "[uneven]"
+
+
+def odd_object(array: np.ndarray) -> str:
+    """The first element of an object array that is no number, with its place; "" where there is none."""
+    for at in np.ndindex(array.shape):
+        if isinstance(array[at], bool) or not isinstance(array[at], (int, float, np.number)):
+            return f", {what_is(array[at])} at {list(at)}"
+    return ""
+
+
+def check_whole(name: str, array: np.ndarray, kind: np.dtype | type, need: str = "") -> None:
+    """IndexOutOfRange, naming the first one and its position, for whole numbers that this whole-number dtype cannot
+    hold. need: what is required, by default the range."""
+    limit = np.iinfo(kind)
+    if not array.size or array.dtype.kind not in "iu" or np.can_cast(array.dtype, limit.dtype):
+        return
+    low, high = int(array.min()), int(array.max())
+    if low < limit.min or high > limit.max:
+        at = int(array.argmin() if low < limit.min else array.argmax())
+        need = need or f"need whole numbers in {limit.min}..{limit.max}, {_SHORT.get(limit.dtype.name, limit.dtype)}"
+        raise IndexOutOfRange(0, f"{name}: {int(array.flat[at])} at position {at} is out of range; {need}")
+
+
+_SHORT = {"uint8": "u8", "int8": "i8", "int32": "i32", "int64": "i64"}
 
 
 def need_collected(name: str, data: object) -> None:

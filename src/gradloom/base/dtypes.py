@@ -105,7 +105,7 @@ def dtype(what: str | DType | np.dtype | type) -> DType:
         return _BY_NAME[what]
     try:
         known = _BY_NUMPY.get(np.dtype(what))
-    except TypeError:
+    except (TypeError, ValueError):
         known = None
     if known is None:
         raise DTypeError(f"dtype: {what!r} is not known; need one of {', '.join(_BY_NAME)}")

@@ -14,7 +14,7 @@ class ShapeError(GradloomError, ValueError):
 
 
 class DTypeError(GradloomError, TypeError):
-    """A dtype that an op does not take."""
+    """A dtype or a type that an op does not take, such as a graph value where a number is required."""
 
 
 class GraphError(GradloomError, ValueError):
@@ -84,7 +84,7 @@ class NotFinite(NonFiniteError):
 
 
 class IndexOutOfRange(DataError):
-    """A label or row id out of range."""
+    """A label, a row id or another whole number that is out of range."""
 
     def __init__(self, steps_done: int, message: str) -> None:
         super().__init__(message)

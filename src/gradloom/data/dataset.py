@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.arrays import as_array
-from ..base.errors import DataError, DTypeError, SettingError, ShapeError
+from ..base.arguments import what_is
+from ..base.arrays import as_array, check_whole, odd_object, uneven
+from ..base.errors import DataError, DTypeError, IndexOutOfRange, SettingError, ShapeError
 
 _DATA = ("uint8", "int8", "int32", "int64", "float32", "float64", "float16")
 IGNORED = -100  # the label id of a row that counts for nothing
@@ -65,6 +66,7 @@ class Dataset:
         self.shard_size = int(shard_size)
         self.labels = None if labels is None else _as_labels(labels, self.data.shape)
         self.weights = None if weights is None else _as_weights(weights, self.n)
+        self._all_count: bool | None = None
         self._idle = self._find_idle()
         self.check_counted()
         self.folds: np.ndarray | None = None  # see in_folds
@@ -111,6 +113,13 @@ class Dataset:
     def has_ids(self) -> bool:
         """True when the labels are class ids."""
         return self.labels is not None and self.labels.dtype.kind in "iu"
+
+    @property
+    def all_count(self) -> bool:
+        """True when no label is ignored (-100)."""
+        if self._all_count is None:
+            self._all_count = not (self.has_ids and self.labels is not None and bool((self.labels == IGNORED).any()))
+        return self._all_count
 
     @property
     def shards(self) -> int:
@@ -218,8 +227,10 @@ class Dataset:
         if labels is not None:
             labels = np.ascontiguousarray(labels, dtype=np.int32 if self.has_ids else np.float32)
         weights = None if self.weights is None else self.weights[rows]
-        kind = np.float32 if dtype == "f32" else np.int32
-        return Batch(np.ascontiguousarray(self.data[rows], dtype=kind), labels, weights)
+        data, kind = self.data[rows], np.float32 if dtype == "f32" else np.int32
+        if dtype == "i32":
+            check_whole("data", data, kind, "need ids of i32, or features as floats: data.astype(np.float32)")
+        return Batch(np.ascontiguousarray(data, dtype=kind), labels, weights)
 
     def get_batch(self, ibatch: int, batch_size: int, dtype: str = "f32") -> Batch:
         """Batch number ibatch of the current order; the last one may be shorter."""
@@ -276,10 +287,13 @@ def _as_array(what: object, name: str) -> np.ndarray:
         array = as_array(name, what)
         if isinstance(what, np.ndarray) and not isinstance(what, np.ma.MaskedArray):
             array = what  # a memory-mapped array, or one that reads as it is sliced, stays what it is
-    except ValueError as error:
-        raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
+    except ValueError:
+        raise ShapeError(f"{name}: rows of different lengths: {uneven(what)}; need one array") from None
     if array.ndim == 0:
-        raise ShapeError(f"{name}: a single number; need an array whose first axis counts the rows")
+        raise ShapeError(f"{name}: {what_is(what)}; need an array whose first axis counts the rows")
+    if array.dtype == object:
+        seen = odd_object(array) or ", numbers: .astype(float) makes an array of them"
+        raise DTypeError(f"{name}: dtype object{seen}; need an array of numbers, or gl.data.read_table for a table")
     return array
 
 
@@ -316,7 +330,8 @@ def _as_labels(what: object, data_shape: tuple[int, ...]) -> np.ndarray:
             )
     if int(labels.max()) > np.iinfo(np.int32).max:
         at = int(labels.argmax())
-        raise DataError(f"labels: id {int(labels.flat[at])} in row {at * n // labels.size}; need ids below 2147483648")
+        seen = f"labels: id {int(labels.flat[at])} in row {at * n // labels.size}"
+        raise IndexOutOfRange(0, f"{seen}; need ids below 2147483648")
     if labels.dtype.name in ("uint8", "int32", "int64") and labels.dtype.isnative:
         return labels
     return labels.astype(np.int32)

@@ -118,11 +118,12 @@ class Gradients(Mapping[Value, "Tensor | None"]):
     def __repr__(self) -> str:
         return f"Gradients of {len(self)}: {', '.join(x.name or describe(x) for x in self)}"
 
-    def hold(self, alive: Sequence[Tensor]) -> list[Tensor]:
-        """Where some gradients are alive, make tensors of the others, too, so that one program computes all."""
+    def hold(self, alive: Sequence[Tensor], ends: bool = False) -> list[Tensor]:
+        """Where some gradients are alive, make tensors of the others, too, so that one program computes all. ends: the
+        trace is about to end; then some need only have been asked for."""
         mine = [t for r in self._made.values() if (t := r()) is not None]
         known = {id(t) for t in alive}
-        if self._held is not None or not any(id(t) in known for t in mine):
+        if self._held is not None or not (any(id(t) in known for t in mine) or (ends and self._made)):
             return []
         self._held = [self._tensor(i) for i in range(len(self))]
         if self._is_whole:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..base import locks
+from ..base.arrays import check_whole
 from ..base.dtypes import DType
 from ..base.errors import GuardTripped, NonFiniteError, NotFinite, SettingError
 from ..graph.graph import reachable
@@ -72,6 +73,9 @@ class EagerProgram:
         """The outputs, large ones of a device as `Away`. NonFiniteError, naming the first bad node, when a guard trips:
         then nothing is written."""
         counts.native_calls += 1
+        for key in self.executable.narrow_inputs:
+            array = slots[slot_number(key)]
+            check_whole("tensor", array if isinstance(array, np.ndarray) else array.numpy(), np.int32)
         if not self.keeps:
             for k, place in self.slots:
                 place[...] = slots[k]

@@ -88,7 +88,7 @@ class Tensor(Value):
         """A copy of the numbers."""
         return self.computed().copy()
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # type: ignore[override]
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.array(self.computed(), dtype)
 
     def item(self) -> Any:
@@ -108,6 +108,11 @@ class Tensor(Value):
 
     def __bool__(self) -> bool:
         return bool(self.item())
+
+    def __index__(self) -> int:
+        if self.dtype.is_float:
+            raise DTypeError(f"tensor: {describe(self)} as an index; need whole numbers, or int(tensor)")
+        return int(self.item())
 
     def __format__(self, spec: str) -> str:
         return format(self.item() if spec else str(self), spec)

@@ -287,8 +287,9 @@ class Trace:
             if self.family is None:
                 self.release("")
 
-    def compute(self) -> None:
-        """Run one program for all that is alive, and for the updates that are due.
+    def compute(self, ends: bool = False) -> None:
+        """Run one program for all that is alive, and for the updates that are due. ends: the trace is about to end;
+        where one of several gradients was asked for, the others are computed too.
 
         Where that fails each is computed alone: one that cannot be computed does not stand in the way of others.
         """
@@ -297,7 +298,7 @@ class Trace:
             for held in self.slopes:  # who looks at one gradient looks at the others, too
                 slopes = held()
                 if slopes is not None:
-                    alive += slopes.hold(alive)
+                    alive += slopes.hold(alive, ends)
             if not alive and not self.effects:
                 return
             try:
@@ -401,7 +402,7 @@ class Trace:
         """Compute what is to read these arrays: they are about to be written."""
         hit = self.reader(stored)
         if hit is not None and not self.over:
-            self.compute()
+            self.compute(ends=True)
             self.release(hit)
 
     def reader(self, stored: Container[Stored]) -> str | None:

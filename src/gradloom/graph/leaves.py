@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..base.errors import DTypeError, GraphError, ShapeError
 from .declaration import Spec
 from .declare import op
 from .numbers import constant_array, in_expression
-from .stored import Role, Stored
+from .stored import Role, Stored, before_write
 from .value import Node, Shape, Value, recording
 
 
@@ -111,8 +112,27 @@ class Parameter(Value):
         """A copy of the current contents; quantised ones as f32."""
         return self.stored.numpy()
 
+    __array_ufunc__ = None  # np.exp(parameter) would lose its gradient; array * parameter is the parameter's product
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """A copy of the current contents. ValueError for copy=False."""
+        if copy is False:
+            raise ValueError(f"parameter {self.name}: its contents cannot be read without a copy")
+        return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
+
+    def _no_number(self, what: str, use: str) -> DTypeError:
+        return DTypeError(f"parameter {self.name}: it has no {what} in a graph, where it changes; use numpy()")
+
     def assign(self, data: Any) -> None:
-        """Replace the contents; ShapeError or DTypeError when they do not fit."""
+        """Replace the contents by an array, a number or a tensor of the parameter's shape.
+
+        A value of a graph that is made of parameters and constants is computed: w.assign(0.9 * w). ShapeError or
+        DTypeError when the data do not fit, GraphError for a value of a graph that is fed.
+        """
+        if isinstance(data, Value):
+            if data.recorder is None and not isinstance(data, Parameter):
+                data = import_module("gradloom.eager.trace").current().take(data)
+            before_write((self.stored,))  # what was recorded with the old contents, these data too, is computed now
         self.stored.assign(data)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arrays import as_array
+from ..base.arrays import as_array, check_whole
 from ..base.dtypes import DType, dtype, f32, i32, u8
 from ..base.errors import DTypeError, ShapeError
 
@@ -33,14 +33,10 @@ def in_expression(data: Any) -> Any:
 
 
 def converted(name: str, array: np.ndarray, kind: DType) -> np.ndarray:
-    """A copy as `kind`; DTypeError for whole numbers beyond a whole-number dtype, which NumPy would wrap in silence."""
-    made = np.array(array, kind.numpy, order="C")
-    if array.dtype.kind in "iu" and array.dtype != made.dtype and not kind.is_float and (made != array).any():
-        info = np.iinfo(made.dtype)
-        raise DTypeError(
-            f"{name}: it holds {array.min()}..{array.max()}; need numbers of {kind.name} ({info.min}..{info.max})"
-        )
-    return made
+    """A copy as `kind`; IndexOutOfRange for whole numbers beyond a whole-number dtype, which NumPy would wrap."""
+    if not kind.is_float:
+        check_whole(name, array, kind.numpy)
+    return np.array(array, kind.numpy, order="C")
 
 
 def constant_array(data: Any, kind: str | DType | None = None, name: str = "") -> np.ndarray:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from ..base.dtypes import f32
 from ..base.errors import DTypeError, GradloomError, GraphError
 from .declaration import Declaration, Reject, Spec, canonical
 from .numbers import constant_array, in_expression
@@ -31,12 +32,23 @@ class OpSpec(Declaration):
     def __call__(self, *inputs: Any, **attrs: Any) -> Any:
         """op(inputs..., attributes...): attributes by name, or in order after all inputs (unless inputs repeat).
 
+        Whole numbers are converted to f32 where an op takes only floats.
+
         With eager tensors, and while a tape is open, it is recorded instead: see gradloom.eager.
         """
         if not self.group_size and len(inputs) > self.fixed_inputs:
             names = [a.name for a in self.attrs if a.name not in attrs]
             attrs |= dict(zip(names, inputs[self.fixed_inputs :], strict=False))
             inputs = inputs[: self.fixed_inputs] + inputs[self.fixed_inputs + len(names) :]
+        try:
+            return self._apply(inputs, attrs)
+        except DTypeError:
+            promoted = self._promoted(inputs)
+            if promoted is None:
+                raise
+        return self._apply(promoted, attrs)
+
+    def _apply(self, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         active = recording.get()
         if active is None:
             for x in inputs:
@@ -49,6 +61,22 @@ class OpSpec(Declaration):
                 return recorded
         outputs = self.node(inputs, attrs).outputs
         return outputs[0] if len(outputs) == 1 and not self.outputs[0].repeated else outputs
+
+    def _promoted(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """The inputs with whole numbers converted to f32 where the op takes only floats; None where there are none.
+
+        Updates convert nothing. Ops that only move elements convert whole numbers only together with floats.
+        """
+        moves = self.family == "layout" and not any(map(_is_float, inputs))
+        if self.updates or self.guard or moves or (len(inputs) > self.fixed_inputs and not self.group_size):
+            return None
+        promoted = list(inputs)
+        for i, x in enumerate(inputs):
+            taken = self.dtypes.get(self.slot(self.inputs, i).name, ())
+            is_whole = isinstance(x, Value) and not x.dtype.is_float and not x.dtype.is_quantised
+            if is_whole and f32 in taken and all(kind.is_float or kind.is_quantised for kind in taken):
+                promoted[i] = REGISTRY["cast"](x, dtype=f32)
+        return None if all(a is b for a, b in zip(promoted, inputs, strict=True)) else promoted
 
     def node(self, inputs: Sequence[Any], attrs: Mapping[str, Any], name: str = "", where: str | None = None) -> Node:
         """Make a node: inputs become values, attributes canonical, shapes are inferred. Errors name the user's line."""
@@ -123,6 +151,10 @@ class OpSpec(Declaration):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _registered, (self.name,)  # copies of a graph share its ops
+
+
+def _is_float(x: Any) -> bool:
+    return x.dtype.is_float if isinstance(x, Value) else isinstance(x, float)
 
 
 def _registered(name: str) -> OpSpec:

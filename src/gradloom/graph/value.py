@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from ..base.dtypes import DType, Shaped
+from ..base.errors import DTypeError
 from .declaration import Declaration
 from .scope import current_device, current_scope, user_location
 
@@ -157,13 +158,26 @@ class Value(Shaped):
         return self.shape[0]
 
     def __bool__(self) -> bool:
-        raise TypeError("a graph value has no truth; compile it and look at the result")
+        raise self._no_number("truth", "ops.where(...) to choose by it, `is` to ask for the same value, or gl.compile")
+
+    def __int__(self) -> int:
+        raise self._no_number("int()", "gl.compile, and the result")
+
+    def __index__(self) -> int:
+        raise self._no_number("index or whole number", "an int")
+
+    def __float__(self) -> float:
+        raise self._no_number("float()", "gl.compile, and the result")
+
+    def _no_number(self, what: str, use: str) -> DTypeError:
+        """The error for a value whose numbers are not known while its graph is built."""
+        return DTypeError(f"{self.node.label}: a graph value ({describe(self)}) has no {what}; use {use}")
 
     def __iter__(self) -> Iterator[Value]:
         return (self[i] for i in range(len(self)))
 
-    def __array__(self, *_: object, **__: object) -> np.ndarray:
-        raise TypeError("a graph value is not an array; compile it (gl.compile) and call the result")
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        raise self._no_number("array", "gl.compile, and the result")
 
     def __neg__(self) -> Value:
         return _operators["neg"](self)

@@ -252,7 +252,7 @@ class Dropout(Module):
 
 
 class Embedding(Module):
-    """ids [...] i32 -> rows of weight [count, features]: [..., features]. N(0, 1) as in PyTorch."""
+    """ids [...] of whole numbers -> rows of weight [count, features]: [..., features]. N(0, 1) as in PyTorch."""
 
     def __init__(self, count: int, features: int) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Embedding(Module):
         return {"count": count, "features": features}
 
     def forward(self, ids: Value) -> Value:
-        return ops.get_rows(self.weight, ids)
+        return ops.embedding(self.weight, ids)
 
 
 class Standardize(Module):

@@ -19,6 +19,7 @@ from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import enter_scope, leave_scope
 from ..graph.stored import Role, Stored, addressable, copies, replace
 from .devices import OnDevice
+from .room import need_room
 from .shown import Shown
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -37,16 +38,13 @@ class _Call:
 _call: ContextVar[_Call | None] = ContextVar("gradloom_call", default=None)
 
 Outline = dict[tuple["Module", str], Hashable]
-
 _Path = tuple[str, Parameter, "Init | None"]
 
 # Where a module lies below another, from the upper one down: (attributes, list, tuple or dict; key; what lies there).
 _Links = tuple[tuple[Any, Any, Any], ...]
 
 _OWN = ("_inits", "_unassigned", "_paths_below")  # attributes that are no part of the tree
-
 _NOT_OUTLINED = {*_OWN, "_training", "_drawn_at", "_paths_at"}  # nor part of what forward reads; see `training`
-
 _changes = object()  # replaced after each change to any tree of modules: what is cached of a tree holds until then
 
 _mode: ContextVar[bool | None] = ContextVar("gradloom_mode", default=None)  # that of all modules, where one is set
@@ -283,7 +281,9 @@ class Module(OnDevice, Shown):
 
     def _draw(self, seed: int, wanted: Callable[[Parameter], bool]) -> Module:
         with locks.building:  # of two threads that use a new model one draws all parameters
-            for i, (name, parameter, init) in enumerate(self.named_stored()):
+            stored = list(self.named_stored())
+            need_room(type(self).__name__, [p for _, p, init in stored if init is not None and wanted(p)])
+            for i, (name, parameter, init) in enumerate(stored):
                 parameter.stored.name = parameter.node.name = name
                 if init is not None and wanted(parameter):
                     key: Any = _Key(seed % (1 << 64), i)

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import what_is
 from ..base.dtypes import DType, Shaped, bf16, dtype, f32
+from ..base.errors import DTypeError
 from ..graph.declaration import BadSample, Reject, Sample, Spec, called_with
 from ..graph.leaves import stored_value
 from ..graph.opspec import REGISTRY
+from ..graph.scope import user_location
 from ..graph.stored import Stored, dequantised
-from ..graph.value import Shape, Value
+from ..graph.value import Shape, Value, describe
 
 # ---- shape rules -----------------------------------------------------------------------------------------
 
@@ -23,6 +26,14 @@ def need(condition: bool, seen: str, wanted: str) -> None:
     """Reject unless the condition holds."""
     if not condition:
         raise Reject(seen, wanted)
+
+
+def need_plain(name: str, **arguments: Any) -> None:
+    """DTypeError for an argument of an op's function that is a value or a text: a number of Python is required."""
+    for argument, given in arguments.items():
+        if isinstance(given, (Value, str)):
+            seen = f"{argument} is {f'a value, {describe(given)}' if isinstance(given, Value) else repr(given)}"
+            raise DTypeError(f"{name}: {seen}; need a number of Python; at {user_location()}")
 
 
 def need_rounded(first: Spec, *others: Spec) -> None:
@@ -72,6 +83,8 @@ def scalar_specs(*specs: Spec | None) -> None:
 
 def normal_axis(axis: int, ndim: int) -> int:
     """A possibly negative axis as 0..ndim-1."""
+    if not isinstance(axis, (int, np.integer)):
+        raise Reject(f"axis is {what_is(axis)}", "a whole number")
     need(-ndim <= axis < ndim, f"axis {axis} does not exist", f"an axis from {-ndim} to {ndim - 1}")
     return axis % ndim
 
@@ -80,7 +93,7 @@ def normal_axes(axes: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """None (all), an int or several, possibly negative -> sorted, each once."""
     if axes is None:
         return tuple(range(ndim))
-    given = (axes,) if isinstance(axes, (int, np.integer)) else tuple(axes)
+    given = tuple(axes) if isinstance(axes, (Sequence, np.ndarray)) else (axes,)
     ordered = sorted(normal_axis(a, ndim) for a in given)
     need(len(set(ordered)) == len(ordered), f"axes {given} name one axis twice", "each axis once")
     return tuple(ordered)

@@ -242,7 +242,7 @@ def conv2d(
     padding: zeros on both sides, or "same": the output is as large as the input (stride 1).
     """
     x, w = as_value(x), as_value(w)
-    steps, gaps = pair_of(stride), pair_of(dilation)
+    steps, gaps = pair_of("stride", stride), pair_of("dilation", dilation)
     if padding == "same":
         if any(s != 1 for s in steps) or w.ndim != 4 or x.ndim != 4 or len(gaps) != 2:
             shown = f"x {describe(x)}, w {describe(w)}"
@@ -260,5 +260,5 @@ def conv2d(
             f'conv2d: padding {padding!r} is not known; need a number, a pair or "same"; at {user_location()}'
         )
     else:
-        sides = pair_of(padding)
+        sides = pair_of("padding", padding)
     return conv2d_op(x, w, bias, stride=steps, padding=sides, dilation=gaps)

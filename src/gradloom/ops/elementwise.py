@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arrays import check_whole
 from ..base.dtypes import QUANTISED, DType, bf16, f16, f32, f64, i8, i32, i64, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError
@@ -498,9 +499,11 @@ round_bf16: OpSpec = op(
 
 
 def cast(x: Value, dtype: str | DType) -> Value:
-    """x in another dtype; x itself where it has it already."""
+    """x in another dtype; x itself where it has it already. IndexOutOfRange for a constant that i32 does not hold."""
     x = as_value(x)
     kind = as_dtype(dtype)
+    if kind is i32 and x.dtype is i64 and x.recorder is None and x.node.op.name == "constant":
+        check_whole(x.name or "constant", x.node.attrs["data"], kind.numpy)
     return x if x.dtype is kind else _cast(x, dtype=kind)
 
 

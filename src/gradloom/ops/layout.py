@@ -15,7 +15,7 @@ from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.scope import user_location
 from ..graph.value import Shape, Value, define_operators, describe
-from .common import LARGE, Reject, Sample, Spec, bad, dense_strides, draw, need, normal_axis, unbroadcast
+from .common import LARGE, Reject, Sample, Spec, bad, dense_strides, draw, need, need_plain, normal_axis, unbroadcast
 
 View = tuple[int, list[int]]  # offset and strides, in elements
 
@@ -364,8 +364,8 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Value:
 def permute(x: Any, axes: Sequence[int]) -> Value:
     """The axes in the order given."""
     x = as_value(x)
-    n = len(x.shape)
-    return _permute(x, axes=tuple([a if 0 <= a < n else axis_of("permute", x, a, n) for a in axes]))
+    n, known = x.ndim, range(x.ndim)
+    return _permute(x, axes=tuple([a if type(a) is int and a in known else axis_of("permute", x, a, n) for a in axes]))
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Value:
@@ -377,6 +377,7 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Value:
 def flatten(x: Any, start: int = 1) -> Value:
     """One axis in place of all axes from `start` on (the batch axis stays)."""
     x = as_value(x)
+    need_plain("flatten", start=start)
     if x.ndim <= start:
         return x if x.ndim == start + 1 else reshape(x, (*x.shape, 1)) if x.ndim == start else x
     return reshape(x, (*x.shape[:start], product(x.shape[start:])))
@@ -388,7 +389,7 @@ def squeeze(x: Any, axes: int | Sequence[int] | None = None) -> Value:
     if axes is None:
         gone = {i for i, e in enumerate(x.shape) if e == 1}
     else:
-        gone = {axis_of("squeeze", x, a, x.ndim) for a in ([axes] if isinstance(axes, (int, np.integer)) else axes)}
+        gone = {axis_of("squeeze", x, a, x.ndim) for a in (axes if isinstance(axes, Sequence) else [axes])}
         for a in gone:
             if x.shape[a] != 1:
                 raise shape_error("squeeze", x, f"axis {a} has extent {x.shape[a]}", "extent 1")
@@ -450,9 +451,8 @@ def split(x: Any, sizes: int | Sequence[int], axis: int = 0) -> list[Value]:
     extent = x.shape[at]
     if isinstance(sizes, (int, np.integer)):
         if sizes < 1 or extent % sizes:
-            raise shape_error(
-                "split", x, f"axis {at} does not split into {sizes} equal pieces", f"a divisor of {extent}"
-            )
+            seen = f"axis {at} does not split into {sizes} equal pieces"
+            raise shape_error("split", x, seen, f"a divisor of {extent}")
         sizes = [extent // sizes] * sizes
     if sum(sizes) != extent or min(sizes, default=0) < 0:
         raise shape_error("split", x, f"sizes {list(sizes)} do not add up to axis {at}", f"a sum of {extent}")
@@ -462,6 +462,7 @@ def split(x: Any, sizes: int | Sequence[int], axis: int = 0) -> list[Value]:
 def pad(x: Any, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
     """x with `value` around it; pads: (before, after) per axis."""
     x = as_value(x)
+    need_plain("pad", pads=pads)
     sides = [(int(a), int(b)) for a, b in pads]
     return _pad(x, before=[a for a, _ in sides], after=[b for _, b in sides], interior=[0] * len(sides), value=value)
 

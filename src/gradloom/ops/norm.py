@@ -15,7 +15,7 @@ from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value
-from .common import BadSample, Sample, Spec, bad, draw, need, zeros_like
+from .common import BadSample, Sample, Spec, bad, draw, need, need_plain, zeros_like
 from .elementwise import add, div, mul, scale, sqr, sqrt, sub
 from .layout import broadcast_to, product, reshape, shape_error
 from .reduce import mean as mean_over
@@ -282,6 +282,7 @@ def batch_norm_eval(x: Any, weight: Any, bias: Any, mean: Any, var: Any, eps: fl
 def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Value:
     """layer_norm of each group of channels of each row; x is [N, C, ...], weight and bias are [C]."""
     x = as_value(x)
+    need_plain("group_norm", groups=groups, eps=eps)
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
         raise shape_error(
             "group_norm", x, f"channels do not form {groups} groups", "[N, C, ...] with C a multiple of groups"

@@ -222,7 +222,10 @@ def max_pool2d(
 ) -> Value:
     """Largest of each window; the stride is the kernel where not given."""
     y, _ = max_pool2d_op(
-        x, kernel=pair_of(kernel), stride=pair_of(kernel if stride is None else stride), padding=pair_of(padding)
+        x,
+        kernel=pair_of("kernel", kernel),
+        stride=pair_of("stride", kernel if stride is None else stride),
+        padding=pair_of("padding", padding),
     )
     return y
 
@@ -232,5 +235,8 @@ def avg_pool2d(
 ) -> Value:
     """Mean of each window, padding included; the stride is the kernel where not given."""
     return _avg_pool2d(
-        x, kernel=pair_of(kernel), stride=pair_of(kernel if stride is None else stride), padding=pair_of(padding)
+        x,
+        kernel=pair_of("kernel", kernel),
+        stride=pair_of("stride", kernel if stride is None else stride),
+        padding=pair_of("padding", padding),
     )

@@ -13,7 +13,7 @@ from ..base.errors import GraphError
 from ..graph.declare import op
 from ..graph.opspec import OpSpec
 from ..graph.value import Value
-from .common import Sample, Spec, bad, draw, need
+from .common import Sample, Spec, bad, draw, need, need_plain
 from .elementwise import cast, mul, neg, sub
 from .layout import reshape
 from .reduce import sum as sum_over
@@ -39,6 +39,9 @@ def rope_frequencies(
     context: the length first trained for. factors: [dims / 2] divisors, as GGUF's rope_freqs holds them.
     Raises GraphError for arguments that make no frequencies.
     """
+    need_plain(
+        "rope_frequencies", dims=dims, base=base, factor=factor, context=context, low=low, high=high, factors=factors
+    )
     if dims < 2 or dims % 2:
         raise GraphError(f"rope_frequencies: {dims} dims; need an even number >= 2")
     if not base > 0 or not factor > 0:

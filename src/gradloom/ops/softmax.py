@@ -13,7 +13,7 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import Reject, Sample, Spec, bad, broadcast_shape, draw, need, unbroadcast
 from .elementwise import add, div, exp, log, mul, scale, sub
-from .layout import axis_of, permute
+from .layout import axis_of, permute, shape_error
 from .norm import ROWS, rows_shape
 from .reduce import max as max_over
 from .reduce import sum as sum_over
@@ -149,6 +149,8 @@ def _swapped(function: Callable[[Value], Value], name: str, x: Value, axis: int)
 
 def softmax(x: Any, axis: int = -1, mask: Any = None, scale: float = 1.0) -> Value:
     """softmax(x * scale + mask) along an axis; the mask (0 or -inf, say) broadcasts to x with that axis last."""
+    if isinstance(axis, Value):
+        raise shape_error("softmax", as_value(x), "axis is a value", "a whole number; use mask=value for a mask")
     return _swapped(lambda v: _softmax_op(v, mask, scale=scale), "softmax", as_value(x), axis)
 
 

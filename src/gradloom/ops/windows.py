@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..base.arguments import what_is
+from ..base.errors import DTypeError
+from ..graph.scope import user_location
 from ..graph.value import Shape
 from .common import Spec, need
 
@@ -51,5 +54,9 @@ def inside(x: np.ndarray, p: Pair, height: int, width: int) -> np.ndarray:
     return np.ascontiguousarray(x[:, :, p[0] : p[0] + height, p[1] : p[1] + width])
 
 
-def pair_of(value: int | Sequence[int]) -> tuple[int, ...]:
-    return (int(value), int(value)) if isinstance(value, (int, np.integer)) else tuple(int(v) for v in value)
+def pair_of(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
+    """The argument of this name as (rows, columns); DTypeError unless it is a whole number or a pair of them."""
+    try:
+        return (int(value), int(value)) if isinstance(value, (int, np.integer)) else tuple(int(v) for v in value)
+    except (TypeError, ValueError):
+        raise DTypeError(f"{name} is {what_is(value)}; need a whole number or a pair; at {user_location()}") from None

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 
 from ..base import locks
+from ..base.arrays import check_whole
 from ..base.errors import BackendError
 from ..base.settings import Switches
 from ..graph.graph import mapped_checks, written
 from ..graph.stored import before_read, before_write, held
-from ..graph.value import Node, describe
+from ..graph.value import Node, Value, describe
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..transform.program import Program
-from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
+from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves, narrowed
 
 
 def called(node: Node) -> str:
@@ -32,8 +33,8 @@ class Executable(abc.ABC):
 
     Several threads may call it: each gets the outputs of its own inputs.
     inputs, settings: name -> value of the graph. reads, writes: the stored arrays that a run reads and writes. plan:
-    None where the backend does not plan. effects: the updates of the program before what depends on precision and
-    device. record_bytes: of the outputs of one step.
+    None where the backend does not plan. narrow_inputs: the inputs of i64 that it converts to i32. effects: the
+    updates of the program before what depends on precision and device. record_bytes: of the outputs of one step.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Executable(abc.ABC):
         self._shares_lock = not own_lock
         self.program, self.plan, self.switches = program, plan, switches
         self.effects = program.effects
-        self.inputs, self.settings = leaves(program.nodes, "input"), leaves(program.nodes, "setting")
+        self.inputs: dict[str, Value] = leaves(program.nodes, "input")
+        self.settings: dict[str, Value] = leaves(program.nodes, "setting")
         self.reads = [node.attrs["stored"] for node in program.nodes if node.op.name == "parameter"]
         self.writes = written(program.nodes)
         self.record_bytes = sum(v.bytes for v in program.outputs)
         self._file_checks = mapped_checks(program.nodes)
+        self.narrow_inputs, self._narrow_stored = narrowed(program.nodes)
 
     def __repr__(self) -> str:
         """Its inputs and outputs with types and shapes, and its plan in a line."""
@@ -93,10 +96,14 @@ class Executable(abc.ABC):
         raise BackendError("denormals: are seen where a program runs on the CPU alone; need device='cpu' for them")
 
     def checked_inputs(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The inputs as arrays of their shapes and dtypes; GraphError, ShapeError, DTypeError for others."""
+        """The inputs as arrays of their shapes and dtypes; GraphError, ShapeError, DTypeError, IndexOutOfRange for
+        others."""
         if feeds.keys() != self.inputs.keys():
             check_names(feeds, self.inputs, {})
-        return {key: as_array(key, feeds[key], v.shape, v.dtype) for key, v in self.inputs.items()}
+        given = {key: as_array(key, feeds[key], v.shape, v.dtype) for key, v in self.inputs.items()}
+        for key in self.narrow_inputs:
+            check_whole(f"run: {key}", given[key], np.int32)
+        return given
 
     # ---- running ---------------------------------------------------------------------------------------
 
@@ -143,9 +150,12 @@ class Executable(abc.ABC):
             raise
 
     def check_files(self) -> None:
-        """FileError when a mapped file that the program reads has changed."""
+        """FileError when a mapped file that the program reads has changed; IndexOutOfRange for a stored array of i64
+        with numbers beyond the i32 that the program converts it to."""
         for check in self._file_checks:
             check()
+        for stored in self._narrow_stored:
+            check_whole(stored.name or "parameter", stored.read(), np.int32)
 
     @contextlib.contextmanager
     def _own_lock(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..base.arrays import check_whole
 from ..base.errors import BackendError, DataError, GuardTripped, IndexOutOfRange, NotFinite
 from ..base.settings import Switches
 from ..graph.composition import as_real, by_reference
@@ -123,8 +124,10 @@ class NumpyExecutable(Executable):
         return self._steps_run
 
     def checked_inputs(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The names alone are checked: floats keep the precision that they have."""
+        """Names are checked, and ids of i64 that are converted to i32: floats keep the precision that they have."""
         check_names(feeds, self.inputs, {})
+        for key in self.narrow_inputs:
+            check_whole(f"run: {key}", np.asarray(feeds[key]), np.int32)
         return dict(feeds)
 
     def copy_in(self, given: Mapping[str, Any]) -> None:

@@ -73,6 +73,10 @@ class PlannedExecutable(Executable):
         """The error for what the run has stopped at."""
         node = self.plan.bytecode.nodes.get(node_id)
         where = called(node) if node else f"node {node_id}"
+        if stop == STOP_INDEX and node and node.op.name == "take_batch" and not -(1 << 31) <= value < 1 << 31:
+            data = node.inputs[0]
+            name = where if data is None else data.name
+            return IndexOutOfRange(done, f"{name}: {value} in row {index} of a batch is out of range; need ids of i32")
         if stop == STOP_INDEX:
             among = node.op.id_range(node.inputs, node.attrs) if node else None
             need = "" if among is None else f"; need {among}"

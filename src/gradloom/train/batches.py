@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value
@@ -134,9 +136,22 @@ class CompiledBatch:
         return self.has_predictions or bool(self.layout.size)
 
     def extra(self, outputs: list[T]) -> list[T]:
-        """Of the outputs, or of their arrays, those that the layout tells of."""
-        first = 3 if self.has_predictions else 2
+        """Of the outputs, or of their arrays, those of metrics."""
+        first = (3 if self.has_predictions else 2) + self.layout.loss_size
         return outputs[first : first + self.layout.size]
+
+    def loss_outputs(self, outputs: list[T]) -> list[T]:
+        """Of the outputs, or of their arrays, the pairs of several losses."""
+        first = 3 if self.has_predictions else 2
+        return outputs[first : first + self.layout.loss_size]
+
+    def losses(self, columns: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """The pairs of several losses by name, [micro-batches, pairs, 2] with sum and weight; columns: loss_outputs."""
+        left = iter(columns)
+        return {
+            name: np.stack([next(left).reshape(-1) for _ in range(2 * pairs)], axis=1).reshape(-1, pairs, 2)
+            for name, pairs in self.layout.losses
+        }
 
     def first_bad(self, settings: dict[str, Any]) -> str:
         """What is not finite first in this step, which has just failed with these settings."""

@@ -45,7 +45,7 @@ def fit(
     model: Model,
     data: Data | None = None,
     *,
-    loss: str | Callable[..., Any] = "cross_entropy",
+    loss: str | Callable[..., Any] | None = None,
     optimizer: Optimizer | None = None,
     epochs: int = 1,
     batch_size: int = 32,
@@ -83,6 +83,9 @@ def fit(
     **options: Any,
 ) -> History:
     """Train a model and return one EpochResult per epoch: a list, see History.
+
+    model, loss, optimizer: see gl.Trainer. Several marked losses of a gl.Graph are reported each by its name, and as
+    their sum.
 
     data: a Dataset, (x, y), or one array. The rows are permuted once by the seed; the last `val_split` share of that
     order is for validation and is never trained on; the training part is shuffled, by shards, before each epoch.
@@ -201,7 +204,7 @@ def evaluate(
     model: Model,
     data: Data,
     *,
-    loss: str | Callable[..., Any] = "cross_entropy",
+    loss: str | Callable[..., Any] | None = None,
     batch_size: int = 500,
     metrics: Metrics | None = None,
     parallel: str | Communicator | None = None,
@@ -240,7 +243,7 @@ def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> A
     check_batch(batch_size)
     if x.ndim == 0 or not len(x):
         raise DataError(f"predict: x has shape {list(x.shape)}; need rows along the first axis")
-    trainer = Trainer(model, "mean", build="forward", **options)
+    trainer = Trainer(model, build="forward", **options)
     parts: list[list[np.ndarray]] = []
     for start in range(0, len(x), batch_size):
         outputs, arrays = trainer.predict(x[start : start + batch_size])

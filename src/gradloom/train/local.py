@@ -33,6 +33,12 @@ CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ct
 CALL_BYTES = 64 << 20  # and the most that it may write down
 
 
+NO_COMMON_WEIGHT = (
+    "the losses have different weights (labels that are ignored, masks): their means do not add up over micro-batches "
+    "or ranks; need micro_batch_size=batch_size in one process, or one value per row with row weights of the data"
+)
+
+
 class LocalSteps:
     """Compiles and runs the micro-batches of an objective.
 
@@ -242,7 +248,8 @@ class LocalSteps:
         result.is_total = self.objective.is_total
         predictions = outputs[2] if step.has_predictions else None
         norms = outputs[-1] if steps else None  # of optimiser steps
-        result.add(rows, outputs[0], outputs[1], predictions, labels, weights, norms)
+        losses = step.losses(step.loss_outputs(outputs)) if step.layout.losses else None
+        result.add(rows, outputs[0], outputs[1], predictions, labels, weights, norms, losses)
         if step.layout.size:
             result.measured.add(step.layout, step.extra(outputs), rows, labels, weights)
 
@@ -323,6 +330,8 @@ class LocalSteps:
         updated = (*graph.parameters, *others) if update else ()
         resting: tuple[Stored, ...] = ()
         if graph.grads is not None:
+            if self.keeps_gradients and not graph.adds_up:
+                raise SettingError(NO_COMMON_WEIGHT)
             total, weight = outputs[:2]
             norms, updates = end_step(
                 self.state, graph.parameters, graph.grads, total, weight,

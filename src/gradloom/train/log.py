@@ -215,6 +215,7 @@ class Gain:
         mark = loop.epoch, result.batches, len(norms), result.counted, result.correct
         batches, steps, counted, correct = self.told[1:] if self.told[0] == loop.epoch else (0, 0, 0, 0)
         found: dict[str, Any] = {"loss": result.latest(result.batches - batches)[0]}
+        found |= result.latest_losses(result.batches - batches)
         if result.counted > counted:
             found["accuracy"] = (result.correct - correct) / (result.counted - counted)
         found |= _norms(norms[steps:])

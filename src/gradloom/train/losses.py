@@ -5,29 +5,39 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from .. import ops
 from ..base.errors import DataError, GraphError, SettingError, ShapeError
 from ..graph.leaves import constant
 from ..graph.value import Value, describe
 from .outputs import Outputs, described, values_of
+from .terms import Batch, combined, pairs_of, terms_of
 
-LossPair = Callable[[Outputs, "Value | None", "Value | None"], tuple[Value, Value]]
+
+class LossPair(Protocol):
+    """A loss as (sum, weight). all_count: no label is ignored."""
+
+    def __call__(
+        self, pred: Outputs, labels: Value | None, weights: Value | None, all_count: bool = False
+    ) -> tuple[Value, Value]: ...
 
 
 def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
     """The (sum, weight) form of a loss.
 
-    loss: a name, or a function (outputs, labels) -> values per row or a pair (sum, weight); it gets the outputs as the
-    model gives them, and (outputs) alone where the data have no labels. Row weights f32 [rows] of the data go to a
-    function that takes `weights`, which then answers a pair; the values per row of any other are weighted here. A pair
+    loss: a name, or a function (outputs, labels) -> values per row, a scalar that is a mean over rows (or a sum of
+    means and penalties, see terms.py), or a pair (sum, weight); it gets the outputs as the model gives them, and
+    (outputs) alone where the data have no labels. Row weights f32 [rows] of the data go to a function that takes
+    `weights`, which then answers a pair; the values per row of any other, and their mean, are weighted here. A pair
     from a function that does not take them is refused (DataError), and so are labels for "mean" and "sum".
     """
     if isinstance(loss, str):
         pair = ops.loss.loss_pair(loss)
 
-        def named(pred: Outputs, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
+        def named(
+            pred: Outputs, labels: Value | None, weights: Value | None, all_count: bool = False
+        ) -> tuple[Value, Value]:
             needs_labels = loss in ("cross_entropy", "mse")
             if labels is None and needs_labels:
                 raise GraphError(f"loss {loss}: the data have no labels; need labels, or the loss 'mean' or 'sum'")
@@ -47,7 +57,11 @@ def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
         return named
     if not callable(loss):
         raise SettingError(f"loss: got {type(loss).__name__}; need a name or a function (outputs, labels)")
-    return lambda pred, labels, weights: _own(loss, pred, labels, weights)
+
+    def own(pred: Outputs, labels: Value | None, weights: Value | None, all_count: bool = False) -> tuple[Value, Value]:
+        return _own(loss, pred, labels, weights, all_count)
+
+    return own
 
 
 def loss_of_members(
@@ -72,7 +86,9 @@ def loss_of_members(
     return total * (1 / members), weight * (1 / members)
 
 
-def _own(loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
+def _own(
+    loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights: Value | None, all_count: bool
+) -> tuple[Value, Value]:
     given = (pred,) if labels is None else (pred, labels)
     takes_weights, named = _weights_for(loss, given, weights)
     if not takes_weights:
@@ -89,6 +105,8 @@ def _own(loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights:
             )
         return total, weight
     rows = {v.shape[0] for v in values_of(pred) if v.shape} if weights is None else {weights.shape[0]}
+    if isinstance(made, Value) and not made.shape and len(rows) == 1 and (weights is None or not takes_weights):
+        return _scalar(made, Batch(rows.pop(), weights, labels, all_count))
     if not isinstance(made, Value) or made.ndim != 1 or made.shape[0] not in rows:
         seen = describe(made) if isinstance(made, Value) else type(made).__name__
         shown = " or ".join(f"[{n}]" for n in sorted(rows))
@@ -101,6 +119,19 @@ def _own(loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights:
             "function without `weights`, whose values are weighted"
         )
     return ops.sum(made * weights), ops.sum(weights)
+
+
+def _scalar(made: Value, batch: Batch) -> tuple[Value, Value]:
+    """A scalar as (sum, weight): GraphError where its weight is not known, and where it adds means of different
+    weights, which no pair stands for."""
+    pairs = pairs_of(terms_of(made, batch.rows, "loss"), batch, "loss")
+    total, weight, adds_up = combined(pairs, batch.rows)
+    if not adds_up:
+        raise GraphError(
+            "loss: the function gave a sum of means whose weights differ (labels that are ignored, masks); need one "
+            f"value per row, a pair (sum, weight), or a gl.Graph with marked losses; node {made.node.label}"
+        )
+    return total, weight
 
 
 def _refuse_label_weights(loss: str, weights: Value | None) -> None:

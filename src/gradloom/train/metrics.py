@@ -94,12 +94,18 @@ def _positional(function: Callable[..., Any]) -> int:
     return len(needed)
 
 
+def usable_name(name: object) -> bool:
+    """Whether a measured number can have this name: history and monitors must tell it from others."""
+    if not isinstance(name, str) or not name or not name.isprintable() or "." in name or name in _TAKEN:
+        return False
+    return not name.endswith(UNCERTAINTY) and not name.startswith("val_")
+
+
 def checked_metrics(metrics: Metrics | None) -> tuple[tuple[str, Metric], ...]:
     """Names and metrics; SettingError for a name that is another number's, or that history and monitors cannot tell."""
     named = []
     for name, one in (metrics or {}).items():
-        usable = isinstance(name, str) and name.isprintable() and name and "." not in name
-        if not usable or name in _TAKEN or name.endswith(UNCERTAINTY) or name.startswith("val_"):
+        if not usable_name(name):
             raise SettingError(f"metrics: the name {name!r} is taken or not usable; need another, such as 'mae'")
         named.append((name, one if isinstance(one, Metric) else Metric(one)))
     return tuple(named)
@@ -107,12 +113,21 @@ def checked_metrics(metrics: Metrics | None) -> tuple[tuple[str, Metric], ...]:
 
 @dataclass(frozen=True)
 class MetricLayout:
-    """What a program gives for metrics, in order: values [rows], pairs of scalars, then the model's outputs."""
+    """What a program gives for metrics, in order: values [rows], pairs of scalars, then the model's outputs.
+
+    losses: before these, of each loss of several its name and the number of its pairs (sum, weight).
+    """
 
     per_row: tuple[str, ...]
     pairs: tuple[str, ...]
     outputs: Outputs | None
     size: int
+    losses: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def loss_size(self) -> int:
+        """How many values the losses give."""
+        return sum(2 * pairs for _, pairs in self.losses)
 
 
 EMPTY = MetricLayout((), (), None, 0)

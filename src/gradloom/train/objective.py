@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import ops
+from ..base.arguments import one_line
+from ..base.dtypes import DType, f32
 from ..base.errors import GradientError, GraphError, SettingError
 from ..base.patterns import matched
 from ..graph.grad import gradients
-from ..graph.leaves import Parameter
+from ..graph.graph import reachable
+from ..graph.leaves import Parameter, constant
 from ..graph.stored import next_serial
 from ..graph.streams import fresh_streams
 from ..graph.value import Value, describe
@@ -23,13 +26,26 @@ from ..optim.state import OptimizerState
 from ..transform.substitute import with_batch
 from .class_weight import class_weighted
 from .losses import loss_of_members, loss_pair
+from .marked import MarkedGraph
 from .metrics import NOTHING, Measures, MetricLayout
 from .outputs import Outputs, mapped, values_of
 from .session import Graph
-from .source import FeedSource, RowSource
+from .source import FeedSource, Leaves, RowSource
+from .terms import combined
 from .trained import Freeze, UnreachedWarning, check_freeze, reached_parameters, refuse_untrained
 
 Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
+
+
+class _Losses(NamedTuple):
+    """The outputs of a batch, loss sum, weight, what is measured besides, its layout, and BatchGraph.adds_up."""
+
+    outputs: Outputs
+    total: Value
+    weight: Value
+    extra: list[Value]
+    layout: MetricLayout
+    adds_up: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,22 +57,32 @@ class BatchGraph:
     grads: list[Value] | None
     parameters: tuple[Parameter, ...]
     layout: MetricLayout
+    adds_up: bool = True  # sums and weights of micro-batches add up to those of the batch
 
 
 class Objective:
-    """What a trainer computes of a batch. state: that of the optimiser, which knows what was chosen to train.
+    """What a trainer computes of a batch. loss: a name or a function; None: the marked losses of a graph, else
+    cross_entropy. state: that of the optimiser, which knows what was chosen to train.
     class_weights: f32 [classes], how much labels weigh in the loss."""
 
     def __init__(
         self,
         model: Model,
-        loss: str | Callable[..., Any],
+        loss: str | Callable[..., Any] | None,
         freeze: Freeze,
         state: OptimizerState,
         class_weights: np.ndarray | None = None,
     ) -> None:
-        self.model, self.loss, self.freeze, self.state = _usable_model(model), loss, check_freeze(freeze), state
-        self.loss_pair, self.class_weights = loss_pair(loss), class_weights
+        self.model, self.freeze, self.state = _usable_model(model), check_freeze(freeze), state
+        if loss is None:
+            loss = repr(self.model) if isinstance(self.model, MarkedGraph) else "cross_entropy"
+        elif isinstance(self.model, MarkedGraph):
+            raise SettingError(
+                f"loss={one_line(loss)}: the graph has {self.model!r}; need no loss=, or a graph without"
+            )
+        self.loss, self.class_weights = loss, class_weights
+        if not isinstance(self.model, MarkedGraph):
+            self.loss_pair = loss_pair(loss)
         self._warn_unreached = UnreachedWarning("train")
         _need_averages(self.model, loss)
         self.is_total = loss == "sum"  # a total is never divided by a weight
@@ -72,9 +98,12 @@ class Objective:
         if isinstance(self.model, Module):
             with self.mode(backward):
                 outputs = self.model(x)
+        elif isinstance(self.model, MarkedGraph):
+            outputs = self.model.outputs_of(x)
+            outputs = outputs[0] if len(outputs) == 1 else tuple(outputs)
         elif isinstance(self.model, tuple):
             leaf, made = self.model
-            new = iter(with_batch(values_of(made), leaf, x))
+            new = iter(with_batch(values_of(made), {leaf: x}))
             return mapped(lambda _: next(new), made)
         else:
             outputs = self.model(x)
@@ -86,11 +115,11 @@ class Objective:
     ) -> BatchGraph:
         """The graph of so many rows, with `backward` its gradients; with what is measured beside the loss."""
         mark = next_serial()
-        pred, total, weight, extra, layout = self._losses(source, rows, backward, measures)
+        pred, total, weight, extra, layout, adds_up = self._losses(source, rows, backward, measures)
         reached = reached_parameters(total) if backward else []
         if _made_since(mark, reached):  # once, to be kept, or at each call
             mark = next_serial()
-            pred, total, weight, extra, layout = self._losses(source, rows, backward, measures)
+            pred, total, weight, extra, layout, adds_up = self._losses(source, rows, backward, measures)
             reached = reached_parameters(total)
         outputs = [total, weight]
         if self.has_predictions:
@@ -99,7 +128,7 @@ class Objective:
             outputs.append(ops.argmax(pred, -1))
         outputs += extra
         if not backward:
-            return BatchGraph(outputs, None, (), layout)
+            return BatchGraph(outputs, None, (), layout, adds_up)
         trained = self._trained(total, reached)
         anew = _made_since(mark, reached)
         if anew:
@@ -112,24 +141,69 @@ class Objective:
         if not pairs:
             raise GradientError("train: the loss depends on no trainable parameter; need at least one")
         self._warn_unreached([name for (name, _), g in zip(trained, grads, strict=True) if g is None])
-        return BatchGraph(outputs, [g for _, g in pairs], tuple(p for p, _ in pairs), layout)
+        return BatchGraph(outputs, [g for _, g in pairs], tuple(p for p, _ in pairs), layout, adds_up)
+
+    @property
+    def looks_at_labels(self) -> bool:
+        """Whether ignored labels decide what is computed: by the weights of several means."""
+        return isinstance(self.model, MarkedGraph) or not isinstance(self.loss, str)
+
+    @property
+    def input_kind(self) -> DType | None:
+        """The dtype of the model's input where the model declares it: that of a graph."""
+        if isinstance(self.model, MarkedGraph):
+            return self.model.leaf.dtype
+        return self.model[0].dtype if isinstance(self.model, tuple) else None
 
     @fresh_streams()
     def _losses(
-        self, source: RowSource | FeedSource, rows: int, backward: bool, measures: Measures
-    ) -> tuple[Value, Value, Value, list[Value], MetricLayout]:
-        """(outputs, loss sum, weight, what is measured beside, its layout) of a batch."""
-        x, labels, weights = source.leaves(rows)
+        self,
+        source: RowSource | FeedSource,
+        rows: int,
+        backward: bool,
+        measures: Measures,
+        kind: DType | None = None,
+    ) -> _Losses:
+        """The outputs and losses of a batch. kind: of its data."""
+        x, labels, weights = source.leaves(rows, kind or self.input_kind)
+        if isinstance(self.model, MarkedGraph):
+            return self._marked(self.model, source, rows, (x, labels, weights), measures)
         left_out = source.left_out(rows, self.model.members) if isinstance(self.model, Ensemble) else None
         given = self.outputs(x, backward) if backward or left_out is None else self._by_others(x, left_out)
+        if read_as_floats(x, values_of(given)):  # then the data are converted as the batch is gathered
+            return self._losses(source, rows, backward, measures, f32)
         pred = ops.mean(given, axes=1) if self._has_members(given, labels) else given
         extra, layout = measures.nodes(rows, pred, labels, weights)
         if self.class_weights is not None and labels is not None:
             weights = class_weighted(self.class_weights, labels, weights)
         if pred is not given and labels is not None:
             counted = None if left_out is None else 1.0 - left_out
-            return pred, *loss_of_members(self.loss_pair, given, labels, weights, counted), extra, layout
-        return pred, *self.loss_pair(pred, labels, weights), extra, layout
+            return _Losses(pred, *loss_of_members(self.loss_pair, given, labels, weights, counted), extra, layout)
+        all_count = not isinstance(self.loss, str) and source.all_count
+        return _Losses(pred, *self.loss_pair(pred, labels, weights, all_count), extra, layout)
+
+    def _marked(
+        self, graph: MarkedGraph, source: RowSource | FeedSource, rows: int, leaves: Leaves, measures: Measures
+    ) -> _Losses:
+        """The marked losses of a graph: their sum, and of several each one before what else is measured."""
+        x, labels, weights = leaves
+        if self.class_weights is not None and labels is not None:
+            weights = class_weighted(self.class_weights, labels, weights)
+        outputs, losses = graph.losses(x, labels, weights, source.all_count)
+        pred = outputs[0] if len(outputs) == 1 else tuple(outputs)
+        if measures and not outputs:
+            raise GraphError("metrics: the graph has losses alone; need outputs, too: Graph(logits, loss)")
+        taken = {name for name, _ in measures.metrics} & set(graph.names)
+        if taken:
+            raise SettingError(f"metrics: the name {min(taken)!r} is that of a marked loss; need another")
+        extra, layout = measures.nodes(rows, pred, labels, leaves[2])
+        total, weight, adds_up = combined([pair for pairs in losses for pair in pairs], rows)
+        if len(losses) > 1:
+            full = constant(float(rows))  # a penalty counts like a mean over the rows
+            each = [[(s * full, full) if w is None else (s, w) for _, s, w in pairs] for pairs in losses]
+            extra = [value for pairs in each for pair in pairs for value in pair] + extra
+            layout = replace(layout, losses=tuple((n, len(p)) for n, p in zip(graph.names, each, strict=True)))
+        return _Losses(pred, total, weight, extra, layout, adds_up)
 
     def _by_others(self, x: Value, left_out: Value) -> Value:
         """What those members give of each row that are not trained on it: [rows, outputs]."""
@@ -173,6 +247,23 @@ class Objective:
         return [(name, p) for name, p in free if chosen is None or p.stored in chosen]
 
 
+def read_as_floats(x: Value, outputs: Sequence[Value]) -> bool:
+    """Whether all that reads a batch of whole numbers converts it to f32."""
+    if x.dtype.is_float:
+        return False
+    same, found = {x}, False
+    for node in reachable(outputs, effects=True):
+        if not any(v in same for v in node.inputs if v is not None):
+            continue
+        if node.op.view is not None:
+            same.update(node.outputs)
+        elif node.op.name == "cast" and node.outputs[0].dtype is f32:
+            found = True
+        else:
+            return False
+    return found and not any(v in same for v in outputs)
+
+
 def _made_since(serial: int, parameters: Sequence[Parameter]) -> list[Parameter]:
     """Those whose arrays are younger than this serial."""
     return [p for p in parameters if p.stored.serial > serial]
@@ -188,10 +279,11 @@ def _need_averages(model: Any, loss: str | Callable[..., Any]) -> None:
         )
 
 
-def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | tuple[Value, Outputs]:
-    """A Graph as its (input, outputs), anything else as it is; GraphError for what is no model."""
+def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | MarkedGraph | tuple[Value, Outputs]:
+    """A Graph with its marked losses or as its (input, outputs), anything else as it is; GraphError for what is no
+    model."""
     if isinstance(model, Graph):
-        return model.as_pair()
+        return MarkedGraph(model) if model.is_marked else model.as_pair()
     if isinstance(model, type):
         raise GraphError(f"model: got the class {model.__name__}; need one that is made: {model.__name__}(...)")
     is_pair = isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], Value)

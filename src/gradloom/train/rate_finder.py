@@ -69,7 +69,7 @@ def find_rate(
     model: Model,
     data: Data,
     *,
-    loss: str | Callable[..., Any] = "cross_entropy",
+    loss: str | Callable[..., Any] | None = None,
     optimizer: Optimizer | None = None,
     batch_size: int = 32,
     lowest: float = 1e-7,

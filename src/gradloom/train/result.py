@@ -38,7 +38,8 @@ class Result:
     sqrt(a(1-a)/(n-1)); nan where there are no classes. grad_norms: f64[optimiser steps], the global norm of each step's
     gradient before clipping; grad_norm: that of the last step, nan before the first. predictions are the largest
     outputs, in the order of the rows. skipped: optimiser steps that were left out because a number was not finite;
-    their rows are no part of the rest. metrics: what the user's own metrics measured, by name, "mae" and "mae_unc".
+    their rows are no part of the rest. losses: of several marked losses (gl.set_loss) each by its name, in order; loss
+    is then their sum. metrics: what the user's own metrics measured, by name, "mae" and "mae_unc".
     """
 
     def __init__(self, measures: Measures = NOTHING) -> None:
@@ -53,6 +54,7 @@ class Result:
         self._losses: list[np.ndarray] = []
         self._weights: list[np.ndarray] = []
         self._norms: list[np.ndarray] = []
+        self._loss_parts: dict[str, list[np.ndarray]] = {}  # of several losses: f64 [batches, pairs, 2] each
         self._predictions: list[np.ndarray] | None = []
 
     def add(
@@ -64,9 +66,11 @@ class Result:
         labels: np.ndarray | None = None,
         row_weights: np.ndarray | None = None,
         grad_norms: np.ndarray | None = None,
+        parts: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Batches of `rows` rows in all: loss sums and weights, one per batch; predicted and true ids, one per row; the
-        gradient's norm, one per optimiser step that ended in them.
+        gradient's norm, one per optimiser step that ended in them; of several losses by name their pairs, [batches,
+        pairs, 2] with sums and weights, whose means add up to the loss.
 
         Rows of weight 0 and rows that are ignored do not count for the accuracy.
         """
@@ -74,6 +78,8 @@ class Result:
         self._losses.append(np.asarray(losses, np.float64).ravel())
         self._weights.append(np.asarray(weights, np.float64).ravel())
         self.batches += len(self._losses[-1])
+        for name, pairs in (parts or {}).items():
+            self._loss_parts.setdefault(name, []).append(np.asarray(pairs, np.float64))
         if grad_norms is not None:
             self._norms.append(np.asarray(grad_norms, np.float64).ravel())
         if predictions is not None:
@@ -100,6 +106,7 @@ class Result:
         self.ndata, self.counted, self.correct, self.batches, self._predicted, measured = mark
         self.measured.cut(measured)
         self._losses, self._weights = [sums[: self.batches]], [weights[: self.batches]]
+        self._loss_parts = {name: [self._part(name)[: self.batches]] for name in self._loss_parts}
         if self._predictions:
             self._predictions = [np.concatenate(self._predictions)[: self._predicted]]
 
@@ -113,6 +120,7 @@ class Result:
             "is_total": self.is_total, "ndata": self.ndata, "counted": self.counted, "correct": self.correct,
             "skipped": self.skipped, "losses": sums, "weights": weights, "grad_norms": self.grad_norms,
             "predictions": predictions, **{f"measured.{name}": v for name, v in self.measured.state().items()},
+            **{f"part.{name}": self._part(name) for name in self._loss_parts},
         }  # fmt: skip
 
     @classmethod
@@ -124,6 +132,7 @@ class Result:
         made.is_total, made.ndata, made.counted = state["is_total"], state["ndata"], state["counted"]
         made.correct, made.skipped, made.batches = state["correct"], state["skipped"], len(state["losses"])
         made._losses, made._weights = [state["losses"]], [state["weights"]]
+        made._loss_parts = {name: [pairs] for name, pairs in under(state, "part.").items()}
         made._norms = [state["grad_norms"]] if len(state["grad_norms"]) else []
         predictions = state["predictions"]
         made._predicted = 0 if predictions is None else len(predictions)
@@ -137,8 +146,27 @@ class Result:
             self._losses, self._weights = [np.concatenate(self._losses)], [np.concatenate(self._weights)]
         return self._losses[0], self._weights[0]
 
+    def _part(self, name: str) -> np.ndarray:
+        """The pairs of one of several losses, f64 [batches, pairs, 2]."""
+        kept = self._loss_parts[name]
+        if len(kept) > 1:
+            self._loss_parts[name] = kept = [np.concatenate(kept)]
+        return kept[0]
+
+    @property
+    def losses(self) -> dict[str, float]:
+        return {name: _sum_of_means(self._part(name)) for name in self._loss_parts}
+
+    def _loss_unc(self, name: str) -> float:
+        """The standard error of one of several losses; nan where it is a sum of means of different weights."""
+        pairs = self._part(name)
+        used = pairs[pairs[:, 0, 1] > 0, 0]
+        return standard_error(used[:, 0] / used[:, 1], used[:, 1]) if pairs.shape[1] == 1 else math.nan
+
     @property
     def loss(self) -> float:
+        if self._loss_parts:
+            return math.fsum(self.losses.values())
         sums, weights = self._parts()
         if not len(sums):
             return math.nan
@@ -160,6 +188,10 @@ class Result:
             total, weight = float(sums[-batches:].sum()) + total, float(weights[-batches:].sum()) + weight
             batches -= len(sums)
         return total if self.is_total else total / weight if weight else math.nan, weight
+
+    def latest_losses(self, batches: int) -> dict[str, float]:
+        """Of several losses each of the last so many batches, by name."""
+        return {name: _sum_of_means(self._part(name)[-batches:]) for name in self._loss_parts if batches > 0}
 
     @property
     def loss_unc(self) -> float:
@@ -217,6 +249,8 @@ class Result:
         """What was measured, by name: loss, accuracy where there are classes, metrics; each followed by its uncertainty
         (name + "_unc") as far as it is known."""
         found = {"loss": self.loss, "loss_unc": self.loss_unc}
+        for name, value in self.losses.items():
+            found |= {name: value, name + UNCERTAINTY: self._loss_unc(name)}
         if self.counted:
             found |= {"accuracy": self.accuracy, "accuracy_unc": self.accuracy_unc}
         known = {n: number for n, number in found.items() if not (n.endswith(UNCERTAINTY) and math.isnan(number))}
@@ -234,6 +268,8 @@ class Result:
         text = f"loss {self.loss:.6g}{_spread(self.loss_unc)}"
         if self.batches == 1:
             text += " (of one batch, which tells no uncertainty)"
+        for name, value in self.losses.items():
+            text += f", {name} {value:.6g}"
         if self.counted:
             text += f", accuracy {self.accuracy:.4f}{_spread(self.accuracy_unc)}"
         numbers = self.metrics
@@ -242,6 +278,12 @@ class Result:
         if self.skipped:
             text += f", {self.skipped} skipped"
         return f"Result({self.ndata} rows, {text})"
+
+
+def _sum_of_means(pairs: np.ndarray) -> float:
+    """Of pairs (sum, weight) f64 [batches, pairs, 2] the sum of the means; nan without any weight."""
+    sums, weights = pairs.sum(axis=0).T
+    return math.nan if not weights.all() else math.fsum(sums / weights)
 
 
 def _spread(uncertainty: float | None) -> str:

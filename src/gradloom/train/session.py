@@ -38,6 +38,7 @@ class Graph:
         self.outputs: tuple[Value, ...] = tuple(listed)
         marked = [v for n in reachable(self.outputs) for v in n.outputs if is_loss(v)]
         self.losses = marked or listed
+        self.is_marked = bool(marked)
         self.parameters: list[Parameter] = []
         self.kept: dict[Value, Value | None] = {}
         self.has_backward = False
@@ -60,9 +61,9 @@ class Graph:
         return CompiledGraph(self, options)
 
     def as_pair(self) -> tuple[Value, Value | tuple[Value, ...]]:
-        """(input, outputs) for a trainer, which adds the loss. GraphError unless there is one input and no loss yet."""
-        if self.has_backward or any(is_loss(v) for n in reachable(self.outputs) for v in n.outputs):
-            raise GraphError("Trainer: the graph has losses of its own; need one of outputs alone, and loss=")
+        """(input, outputs) for a trainer, which adds the loss. GraphError unless there is one input."""
+        if self.has_backward:
+            raise GraphError("Trainer: the graph has gradients (backward); need one without, which the trainer adds")
         inputs = {n.attrs["key"]: n.outputs[0] for n in reachable(self.outputs) if n.op.name == "input"}
         if len(inputs) != 1:
             shown = ", ".join(inputs) or "none"
@@ -153,7 +154,12 @@ class CompiledGraph:
 
 
 def set_loss(value: Value) -> Value:
-    """Mark a value as a loss for gl.Graph; several add up. Returns it."""
+    """Mark a value as a loss, for gl.Graph and for a trainer of the graph; several add up. Returns it.
+
+    A trainer takes one value per row, f32 [rows], or a scalar that is a mean over rows, or a sum of such with factors;
+    what reads no batch is a penalty. Each mean has a weight of its own. The loss is reported under the name of its
+    node (gl.named), else as loss_1, loss_2, ...
+    """
     value.node.losses = (*value.node.losses, value.index)
     return value
 

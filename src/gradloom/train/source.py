@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.arrays import as_array
-from ..base.dtypes import dtype
+from ..base.arrays import as_array, check_whole, odd_object, uneven
+from ..base.dtypes import DType, dtype, f32, i32
 from ..base.errors import DataError, DTypeError, ShapeError
-from ..data.dataset import Dataset
+from ..data.dataset import IGNORED, Dataset
 from ..graph.leaves import constant, setting, stored_value
 from ..graph.leaves import input as input_value
 from ..graph.stored import Stored, trainable_changes
@@ -20,6 +20,11 @@ from ..graph.value import Value
 Leaves = tuple[Value, "Value | None", "Value | None"]
 
 _GATHERED = ("uint8", "int8", "int32", "int64", "float32", "float64")  # what take_batch reads
+
+
+def batch_kind(kind: DType) -> DType:
+    """The dtype of a batch of data of this dtype: i32 for i32 and i64, which may be ids, else f32."""
+    return i32 if kind.name in ("i32", "i64") else f32
 
 
 class RowSource:
@@ -39,6 +44,11 @@ class RowSource:
         self._order = stored_value(self.order)
 
     @property
+    def all_count(self) -> bool:
+        """Whether no label is ignored."""
+        return not self._has_ids or self.data.all_count
+
+    @property
     def arrays(self) -> list[np.ndarray]:
         """The arrays of the data set."""
         data = self.data
@@ -53,9 +63,14 @@ class RowSource:
     def key(self) -> Hashable:
         return ("rows", id(self._data), trainable_changes())
 
-    def leaves(self, rows: int) -> Leaves:
-        """(data, labels, weights) of a batch of so many rows."""
-        x = self._gather(self._data, rows, ids=self._data.dtype.name in ("i32", "i64"))
+    def leaves(self, rows: int, kind: DType | None = None) -> Leaves:
+        """(data, labels, weights) of a batch of n rows. kind: of the data, f32 or i32; by default that of batch_kind.
+        DTypeError for floats where whole numbers are required."""
+        if kind is None:
+            kind = batch_kind(self._data.dtype)
+        if kind is i32 and self._data.dtype.is_float:
+            raise DTypeError(f"data: {self._data.dtype.name}, but the model's input is i32; need whole numbers")
+        x = self._gather(self._data, rows, ids=kind is i32)
         labels = None if self._labels is None else self._gather(self._labels, rows, ids=self._has_ids)
         weights = None if self._weights is None else self._gather(self._weights, rows, ids=False)
         return x, labels, weights
@@ -90,6 +105,11 @@ class PlannedSource(RowSource):
         self._weights = self._folds = None
 
     @property
+    def all_count(self) -> bool:
+        """Not known."""
+        return False
+
+    @property
     def arrays(self) -> list[np.ndarray]:
         """None: nothing is there."""
         return []
@@ -102,19 +122,26 @@ def _wrapped(name: str, array: np.ndarray) -> Value:
 
 
 class FeedSource:
-    """Rows that the caller hands over with each step: batch [rows, ...], labels [rows, ...], weights [rows]."""
+    """Rows that the caller hands over with each step: batch [rows, ...], labels [rows, ...], weights [rows].
 
-    def __init__(self, x: Any, labels: Any = None, weights: Any = None) -> None:
+    kind: the dtype of the model's input, f32 or i32, where it declares one. looks: whether labels are ignored decides
+    what is computed.
+    """
+
+    def __init__(
+        self, x: Any, labels: Any = None, weights: Any = None, kind: DType | None = None, looks: bool = False
+    ) -> None:
         data = numbers("batch", x)
         if data.ndim == 0 or data.shape[0] == 0:
             raise ShapeError(f"batch: shape {list(data.shape)}; need rows along the first axis")
-        ids = data.dtype.name in ("int32", "int64")
-        self.arrays: list[np.ndarray | None] = [_as_fed("batch", data, ids), None, None]
+        self.arrays: list[np.ndarray | None] = [_as_batch(data, kind), None, None]
+        self.all_count = looks
         if labels is not None:
             given = numbers("labels", labels)
             if given.ndim == 0 or len(given) != len(data):
                 raise ShapeError(f"labels: shape {list(given.shape)}; need {len(data)} rows, one for each of the batch")
-            self.arrays[1] = _as_fed("labels", given, ids=given.dtype.kind in "iub")
+            fed = self.arrays[1] = _as_fed("labels", given, ids=given.dtype.kind in "iub")
+            self.all_count = looks and not bool(np.any(fed == IGNORED))
         if weights is not None:
             per_row = self.arrays[2] = _as_fed("weights", numbers("weights", weights), ids=False)
             if per_row.shape != (len(data),):
@@ -128,11 +155,13 @@ class FeedSource:
 
     @property
     def key(self) -> Hashable:
-        return ("feed", trainable_changes(), *(None if a is None else (a.shape, a.dtype.str) for a in self.arrays))
+        kinds = [None if a is None else (a.shape, a.dtype.str) for a in self.arrays]
+        return ("feed", trainable_changes(), self.all_count, *kinds)
 
-    def leaves(self, rows: int) -> Leaves:
+    def leaves(self, rows: int, kind: DType | None = None) -> Leaves:
+        """As RowSource.leaves."""
         x, labels, weights = (
-            None if a is None else input_value(name, a.shape, dtype(a.dtype))
+            None if a is None else input_value(name, a.shape, (name == "batch" and kind) or dtype(a.dtype))
             for name, a in zip(("batch", "labels", "weights"), self.arrays, strict=True)
         )
         assert x is not None
@@ -156,21 +185,31 @@ def numbers(name: str, what: Any, also: Collection[str] = ()) -> np.ndarray:
     the dtypes in `also`."""
     try:
         array = as_array(name, what)
-    except ValueError as error:
-        raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
+    except ValueError:
+        raise ShapeError(f"{name}: rows of different lengths: {uneven(what)}; need one array") from None
+    if array.dtype == object:
+        raise DTypeError(f"{name}: dtype object{odd_object(array)}; need an array of numbers")
     if array.dtype.kind not in "fiub" and array.dtype.name not in also:
         raise DTypeError(f"{name}: dtype {array.dtype}; need numbers")
     return array
 
 
 def check_ids(name: str, array: np.ndarray, kind: Any) -> None:
-    """DataError for ids that do not fit into this dtype."""
-    limit = np.iinfo(kind)
-    if array.dtype.itemsize >= 4 and array.size and not limit.min <= array.min() <= array.max() <= limit.max:
-        raise DataError(f"{name}: ids from {array.min()} to {array.max()}; need ids below {limit.max + 1}")
+    """IndexOutOfRange for ids that do not fit into this dtype."""
+    check_whole(name, array, kind, f"need ids below {np.iinfo(kind).max + 1}")
 
 
 def _as_fed(name: str, array: np.ndarray, ids: bool) -> np.ndarray:
     if ids:
         check_ids(name, array, np.int32)
     return np.ascontiguousarray(array, np.int32 if ids else np.float32)
+
+
+def _as_batch(data: np.ndarray, kind: DType | None) -> np.ndarray:
+    """The data as they are fed: whole numbers beyond i32 as i64, where the model's input declares no dtype."""
+    if kind is None:
+        wide = data.dtype == np.int64 and data.size and not -(1 << 31) <= data.min() <= data.max() < 1 << 31
+        if wide:
+            return np.ascontiguousarray(data)
+        return _as_fed("batch", data, data.dtype.name in ("int32", "int64"))
+    return _as_fed("batch", data, kind is i32 and data.dtype.kind in "iub")

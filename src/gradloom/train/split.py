@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import GraphError, GuardTripped, NotFinite, TrainError
+from ..base.errors import GraphError, GuardTripped, NotFinite, SettingError, TrainError
 from ..base.settings import switches
 from ..graph.leaves import constant, setting, stored_value
 from ..graph.stored import Stored
@@ -34,7 +34,7 @@ from ..step.exchange import Exchange, check_exchange
 from ..step.state import TrainState, shown
 from ..step.step import random_settings
 from .batches import CompiledBatch, RowRange
-from .local import CALL_SECONDS, LocalSteps
+from .local import CALL_SECONDS, NO_COMMON_WEIGHT, LocalSteps
 from .objective import BatchGraph
 from .result import Result
 from .source import RowSource
@@ -62,6 +62,7 @@ class _Measured:
     weight: np.ndarray
     predictions: np.ndarray | None
     extra: list[np.ndarray]  # what metrics need, [1, ...] each
+    parts: dict[str, np.ndarray]  # of several losses: see CompiledBatch.losses
 
 
 class Split:
@@ -234,7 +235,8 @@ class Split:
         predicted = numbers["predictions"][: batch.count * ids].astype(np.int32) if step.has_predictions else None
         losses, weights = numbers["losses"][:count].copy(), numbers["weights"][:count].copy()
         result.is_total = local.objective.is_total
-        result.add(batch.count, losses, weights, predicted, *truth, grad_norms=outputs[-1])
+        parts = step.losses(list(numbers["parts"][:count].T.copy()))
+        result.add(batch.count, losses, weights, predicted, *truth, grad_norms=outputs[-1], parts=parts)
 
     def _settings(self, batch: RowRange, j: int) -> dict[str, Any]:
         first, rows = batch.micro_batch(j)
@@ -258,6 +260,7 @@ class Split:
             if outputs is None:
                 return
             numbers["losses"][j], numbers["weights"][j] = outputs[0][0], outputs[1][0]
+            numbers["parts"][j] = [array[0] for array in step.loss_outputs(outputs)]
             if step.has_predictions:
                 at = (first - batch.start) * ids
                 numbers["predictions"][at : at + rows * ids] = outputs[2].ravel()
@@ -280,7 +283,7 @@ class Split:
             for one in sorted((one for theirs in ranks.gather(mine) for one in theirs), key=lambda one: one.j):
                 first, count = rows.micro_batch(one.j)
                 truth = source.truth(first, first + count)
-                result.add(count, one.loss, one.weight, one.predictions, *truth)
+                result.add(count, one.loss, one.weight, one.predictions, *truth, parts=one.parts)
                 if one.extra:
                     step = self.local.compiled_for(source, count, False, False, rows.measures)
                     result.measured.add(step.layout, one.extra, count, *truth)
@@ -305,8 +308,9 @@ class Split:
             done, outputs = step.run.run_many(len(alike), settings, CALL_SECONDS)
             for i in range(done):
                 predicted = outputs[2][i].copy() if step.has_predictions else None
+                parts = step.losses([array[i : i + 1] for array in step.loss_outputs(outputs)])
                 extra = [array[i : i + 1].copy() for array in step.extra(outputs)]
-                measured.append(_Measured(alike[i], outputs[0][i], outputs[1][i], predicted, extra))
+                measured.append(_Measured(alike[i], outputs[0][i], outputs[1][i], predicted, extra, parts))
             if self.agreement.is_stopping:
                 break  # `settle` follows
             if measured and len(measured) < len(own):
@@ -325,7 +329,8 @@ class Split:
                 graph = _MicroGraph(local, rows.source, min(rows.micro_size, rows.source.n))
                 micros = -(-rows.batch_size // rows.micro_size)
                 numbers = {
-                    "stop": (), "losses": (micros,), "weights": (micros,), "predictions": (rows.batch_size * graph.ids,)
+                    "stop": (), "losses": (micros,), "weights": (micros,),
+                    "predictions": (rows.batch_size * graph.ids,), "parts": (micros, graph.layout.loss_size),
                 }  # fmt: skip
                 exchange = Exchange(self.ranks, graph.parameters, graph.buffers, numbers, self.exchange)
                 made, nodes = self._ending(exchange)
@@ -374,7 +379,7 @@ class Split:
                 updates = exchange.collect(graph.values)
                 run = compile_program(graph.outputs, updates, **local.options)
                 made = graph.outputs, updates, graph.parameters, graph.grads
-                step = CompiledBatch(run, graph.ids > 0, *made, options=local.options)
+                step = CompiledBatch(run, graph.ids > 0, *made, options=local.options, layout=graph.layout)
             self._compare_graph("micro-batch", key, True, graph.values)
             return step, graph.ids
 
@@ -391,7 +396,10 @@ class _MicroGraph:
         graph: BatchGraph = local.objective.graph(source, rows, True)
         grads = self.grads = tuple(graph.grads or ())
         self.outputs, self.parameters = graph.outputs, graph.parameters
-        self.ids = self.outputs[2].size // rows if len(self.outputs) > 2 else 0
+        if not graph.adds_up:
+            raise SettingError(NO_COMMON_WEIGHT)
+        self.ids = self.outputs[2].size // rows if local.objective.has_predictions else 0
+        self.layout = graph.layout  # of each of several losses
         taken = take_effects([*self.outputs, *grads])
         self.buffers = tuple(stored_value(stored) for stored in taken)
         self.values = [*grads, *(new * setting("share") for new in taken.values()), *self.outputs[:2]]

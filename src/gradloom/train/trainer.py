@@ -12,6 +12,7 @@ import numpy as np
 
 from ..base.arguments import as_bool, as_whole, what_is
 from ..base.collector import paused
+from ..base.dtypes import f32
 from ..base.errors import GradientError, SettingError, ShapeError
 from ..base.locks import Claim
 from ..base.settings import switches
@@ -37,8 +38,9 @@ from .arguments import check_options, check_skip, need_devices, with_backend
 from .batches import CompiledBatch, RowRange
 from .forms import Forms
 from .local import LocalSteps
+from .marked import MarkedGraph
 from .metrics import NOTHING, Measures
-from .objective import Model, Objective
+from .objective import Model, Objective, read_as_floats
 from .outputs import Outputs, values_of
 from .parts import TrainerParts
 from .result import Result
@@ -64,10 +66,12 @@ def _claims(method: Callable[P, R]) -> Callable[P, R]:
 class Trainer:
     """Trains a model batch by batch.
 
-    model      a Module, a function from batch value to outputs, or a graph: a gl.Graph with one input, or a pair
-               (input, outputs). A graph takes batches of other lengths than it was made for, unless it mixes rows.
-               Outputs are a value, or a tuple, list or dict of values, which a loss function gets as they are
-    loss       "cross_entropy", "mse", "mean", "sum", or a function (see gradloom.train.losses.loss_pair)
+    model      a Module, a function from batch value to outputs, or a graph: a gl.Graph with one input (and, with
+               marked losses, inputs "labels" and "weights" where it reads them), or a pair (input, outputs). A graph
+               takes batches of other lengths than it was made for, unless it mixes rows. Outputs are a value, or
+               a tuple, list or dict of values, which a loss function gets as they are
+    loss       "cross_entropy", "mse", "mean", "sum", or a function (see gradloom.train.losses.loss_pair); by default
+               the marked losses of a gl.Graph (gl.set_loss), which add up, else "cross_entropy"
     optimizer  AdamW() when not given; one with parameters trains only those, and its own state goes on
     build      "forward": losses only; "grad": gradients into accumulators, no update; "opt": the whole step
     accumulate micro-batches per optimiser step
@@ -108,7 +112,7 @@ class Trainer:
     def __init__(
         self,
         model: Model,
-        loss: str | Callable[..., Any] = "cross_entropy",
+        loss: str | Callable[..., Any] | None = None,
         optimizer: Optimizer | None = None,
         build: str = "opt",
         accumulate: int = 1,
@@ -161,7 +165,7 @@ class Trainer:
                 self.optimizer_state.register(model.parameters())
                 if self.optimizer.placing is not None:
                     self.optimizer_state.place(self.objective.named().items())
-        self.model, self.loss = self.objective.model, loss
+        self.model, self.loss = self.objective.model, self.objective.loss
         self.forms = Forms(self.objective, seed, self.dynamic)
         self.local = LocalSteps(
             self.objective, self.forms, self.optimizer_state, build=build, accumulate=accumulate, dynamic=self.dynamic,
@@ -179,7 +183,8 @@ class Trainer:
     def __repr__(self) -> str:
         model, state = type(self.model).__name__, self.optimizer_state
         loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", type(self.loss).__name__)
-        return f"Trainer({model}, loss {loss}, {self.optimizer!r}, {state.steps} steps done)"
+        loss = loss if isinstance(self.model, MarkedGraph) else f"loss {loss}"
+        return f"Trainer({model}, {loss}, {self.optimizer!r}, {state.steps} steps done)"
 
     @property
     def claim(self) -> Claim:
@@ -219,7 +224,7 @@ class Trainer:
         """
         if self.split is not None:
             raise SettingError("step: a batch that is handed over cannot be split over ranks; need run_rows or epoch")
-        source = FeedSource(batch, labels, weights)
+        source = FeedSource(batch, labels, weights, self.objective.input_kind, self.objective.looks_at_labels)
         result = Result() if result is None else result
         backward = backward and self.build != "forward"
         with self._weights(averaged=not backward):
@@ -233,7 +238,7 @@ class Trainer:
 
         ShapeError for an output without the rows along its first axis.
         """
-        source = FeedSource(batch)
+        source = FeedSource(batch, kind=self.objective.input_kind)
         self.forms.look(False)
         if self.dynamic:
             self._predicting.clear()
@@ -242,7 +247,10 @@ class Trainer:
             return outputs, run(**{k: v for k, v in source.feeds.items() if k in run.inputs})
 
     def _prediction(self, source: FeedSource) -> tuple[Outputs, Any]:
-        outputs = self.objective.outputs(source.leaves(source.rows)[0], False)
+        x = source.leaves(source.rows)[0]
+        outputs = self.objective.outputs(x, False)
+        if read_as_floats(x, values_of(outputs)):
+            outputs = self.objective.outputs(source.leaves(source.rows, f32)[0], False)
         values = values_of(outputs)
         for v in values:
             if v.shape[:1] != (source.rows,):

@@ -32,24 +32,32 @@ def _substituted(values: Sequence[Value], replacements: Mapping[Value, Value]) -
     return [new[v] for v in values]
 
 
-def with_batch(values: Sequence[Value], leaf: Value, batch: Value) -> list[Value]:
-    """The same expressions with an input replaced by one with the same or another number of rows.
+def with_batch(values: Sequence[Value], leaves: Mapping[Value, Value]) -> list[Value]:
+    """The same expressions with inputs replaced by others with the same or another number of rows.
 
-    leaf: the input, [rows, ...]; batch: of the same dtype and the same shape but for the first axis. Where the number
-    of rows differs, all shapes are inferred again. Raises ShapeError when the batch does not fit, and when a value does
-    not have its rows along the first axis (a mean over rows, the statistics of a batch): numbers of rows may be written
-    into such a graph.
+    leaves: input [rows, ...] -> the batch, of the same dtype and the same shape but for the first axis. Where the
+    number of rows differs, all shapes are inferred again. Raises ShapeError when a batch does not fit, and when a value
+    does not have its rows along the first axis (a mean over rows, the statistics of a batch): numbers of rows may be
+    written into such a graph.
     """
-    if leaf.shape[1:] != batch.shape[1:] or leaf.ndim != batch.ndim or not leaf.ndim or leaf.dtype != batch.dtype:
-        raise ShapeError(f"step: the batch is {describe(batch)}; the graph's input {leaf.name} is {describe(leaf)}")
-    if leaf.shape == batch.shape:
-        return _substituted(values, {leaf: batch})
-    before, now = leaf.shape[0], batch.shape[0]
-    new: dict[Value, Value] = {leaf: batch}
+    (before,) = {leaf.shape[:1] for leaf in leaves}
+    (now,) = {batch.shape[:1] for batch in leaves.values()}
+    for leaf, batch in leaves.items():
+        if leaf.shape[1:] != batch.shape[1:] or not leaf.ndim or not batch.ndim or leaf.dtype != batch.dtype:
+            raise ShapeError(f"step: the batch is {describe(batch)}; the graph's input {leaf.name} is {describe(leaf)}")
+    if before == now:
+        return _substituted(values, leaves)
+    return _resized(values, leaves, *before, *now)
+
+
+def _resized(values: Sequence[Value], leaves: Mapping[Value, Value], before: int, now: int) -> list[Value]:
+    """The expressions for another number of rows."""
+    new: dict[Value, Value] = dict(leaves)
+    replaced = {leaf.node for leaf in leaves}
     copies: list[tuple[Node, Node]] = []
     for node in reachable(values, effects=True):
         inputs = [None if v is None else new[v] for v in node.inputs]
-        if leaf.node is node or same_values(inputs, node.inputs):
+        if node in replaced or same_values(inputs, node.inputs):
             new.update((v, new.get(v, v)) for v in node.outputs)
             continue
         attrs, first = dict(node.attrs), inputs[0]
