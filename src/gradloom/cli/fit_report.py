@@ -42,7 +42,7 @@ class Job:
         """Knows of the training while it runs."""
         from .fit_watch import Watch
 
-        return Watch(self.settings, lambda: announce(self), {"test rows": self.test_arrays}, self.options)
+        return Watch(self.settings, lambda: announce(self), self.inputs, {"test rows": self.test_arrays}, self.options)
 
     def options(self) -> dict[str, str]:
         """What was decided, as text by flag, of all that a run keeps when it goes on."""
@@ -149,7 +149,9 @@ def _for_loss(data: Dataset, job: Job) -> Dataset:
     if job.use.loss != "mse" or job.table.task != "classification":
         return data
     labels = np.eye(job.table.preprocess.outputs, dtype=np.float32)[data.labels]
-    return Dataset(data.data, labels, weights=data.weights)
+    made = Dataset(data.data, labels, weights=data.weights)
+    made.records = data.records
+    return made
 
 
 def validation_sets(use: FitSettings, table: Table) -> dict[str, Dataset]:

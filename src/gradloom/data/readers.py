@@ -153,9 +153,13 @@ def read_table(
         labels = made.targets_to_outputs(y)[order]
     _check_described(raw.path, made)
 
+    records = made.records()
+
     def part(start: int, stop: int, weigh: bool = False) -> Dataset:
         weighed = weights[order[start:stop]] if weigh and weights is not None else None
-        return Dataset(features[start:stop], labels[start:stop], weights=weighed)
+        rows = Dataset(features[start:stop], labels[start:stop], weights=weighed)
+        rows.records = records
+        return rows
 
     end = len(rows) + len(val_rows)
     table = Table(raw.path, task, part(0, len(rows), True), None, "", made, None, raw.notes)
