@@ -130,7 +130,10 @@ class Job:
         metrics = {
             name: value for name, value in numbers.items() if isinstance(value, (int, float)) and math.isfinite(value)
         }
-        return Model(self.net, self.table.preprocess, self.about(ending), metrics)
+        uses = self.table.uses
+        if uses is not None:
+            uses.digests = self.inputs.digests()
+        return Model(self.net, self.table.preprocess, self.about(ending), metrics, uses)
 
 
 def _sizes(use: FitSettings) -> dict[str, Any]:

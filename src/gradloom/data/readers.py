@@ -26,8 +26,9 @@ from .layout import check_layout
 from .npz import keys_of, load_npz
 from .parquet import is_parquet, read_parquet
 from .preprocess import Preprocess
-from .raw_table import X_KEYS, Y_KEYS, RawTable, idx_to_predict, read_raw
+from .raw_table import Y_KEYS, RawTable, idx_to_predict, key_of_rows, read_raw
 from .roles import Roles
+from .row_uses import TEST, TRAIN, VAL, RowUses
 from .table_columns import is_table, table_columns
 from .targets import (
     check_classes,
@@ -65,6 +66,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     val: Dataset | None = None
     val_split: float = 0.0
+    uses: RowUses | None = None  # what each row of the file was used for
 
 
 @np.errstate(all="ignore")  # what overflows is looked for and refused
@@ -103,7 +105,9 @@ def read_table(
     """
     if task not in (None, "classification", "regression"):
         raise SettingError(f"task={task!r:.60} is not known; need classification or regression")
-    raw = drop_rows_without_target(read_raw(data, target))
+    raw = read_raw(data, target)
+    uses = RowUses(np.zeros(len(raw.y), np.uint8), raw.array, raw.test_array)
+    raw = drop_rows_without_target(raw)
     roles = Roles(drop, categorical, numeric, time, weight)
     if roles and not isinstance(raw.x, Columns):
         raise SettingError(f"{raw.path}: holds arrays without columns; leave {roles.named()} out")
@@ -140,6 +144,9 @@ def read_table(
     order: np.ndarray = np.concatenate([rows, val_rows, held], dtype=number)
     known = known.astype(number)
     rows, val_rows, held = np.split(order, [len(rows), len(rows) + len(val_rows)])
+    kept = raw.kept()
+    for part_of, use in ((rows, VAL if in_fit else TRAIN), (val_rows, VAL), (held, TEST), (known, TRAIN)):
+        uses.uses[kept[part_of]] = use
     scales = None if task == "classification" else _scales(raw, y, known)
     known.sort()
     raw.y = y
@@ -164,7 +171,7 @@ def read_table(
     end = len(rows) + len(val_rows)
     table = Table(raw.path, task, part(0, len(rows), True), None, "", made, None, raw.notes)
     table.val = part(len(rows), end) if len(val_rows) else None
-    table.val_split = val_split
+    table.val_split, table.uses = val_split, uses
     if test is not None:
         table.test, table.test_targets = labelled(test, table, "test on")
         table.test_from = "--test"
@@ -294,7 +301,7 @@ def read_features(data: Any, preprocess: Preprocess) -> tuple[np.ndarray, np.nda
     elif where.name.lower().endswith(".npz"):
         arrays = load_npz(where)
         keys = {k.lower(): k for k in arrays}
-        key = next((keys[k] for k in X_KEYS if k in keys), next(iter(arrays)) if len(arrays) == 1 else None)
+        key = key_of_rows(keys)
         if key is None:
             raise DataError(f"{where}: holds {keys_of(arrays)}; need an array called x")
         if arrays[key].size == 0:
