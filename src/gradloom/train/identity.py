@@ -198,10 +198,11 @@ class Identity:
 
     def _differences(self, about: Mapping[str, Any]) -> list[str]:
         same_version = about["environment"].get("gradloom") == self.environment["gradloom"]
-        missing = {FILES, *self.missing(about)}
+        missing, known = {FILES, *self.missing(about)}, about["settings"]
+        lost = {n: v for n, v in known.items() if isinstance(v, dict) and n not in self.settings and n != FILES}
         mine, theirs = (
-            flat({name: value for name, value in settings.items() if name not in missing})
-            for settings in (self.settings, about["settings"])
+            flat({name: value for name, value in settings.items() if name not in missing and name not in lost})
+            for settings in (self.settings, known)
         )
         crossed = {mine.get("exchange"), theirs.get("exchange")} == {"none", "ordered"}
         without = {"exchange", "graph"} if crossed else set()  # ranks end a step by another graph, with the same bits
@@ -210,6 +211,7 @@ class Identity:
         built = [name for name in names if name in GRAPHS or name.startswith("metric ")]
         named = [n for n in names if n not in built and n != "rows" and not n.startswith((ATTRIBUTES, SCALING))]
         found = [_difference(name, mine, theirs) for name in named]
+        found += differences({}, {name: value for name, value in lost.items() if f"{name}." != SCALING})
         if crossed and mine.get("statistics"):
             was, now = ("with", "without") if mine["exchange"] == "none" else ("without", "with")
             what = "running statistics (batch norm) are another thing there"
@@ -244,7 +246,7 @@ class Identity:
     def other_files(self, about: Mapping[str, Any]) -> list[str]:
         """The files whose bytes differ from those that the run has read."""
         mine, theirs = self.settings.get(FILES, {}), about["settings"].get(FILES, {})
-        both = [name for name in mine if name in theirs]
+        both = [name for name in mine if isinstance(theirs, dict) and name in theirs]
         return differences({f"the file of {n}": mine[n] for n in both}, {f"the file of {n}": theirs[n] for n in both})
 
     def other_environment(self, about: Mapping[str, Any]) -> list[str]:
