@@ -365,6 +365,43 @@ def test_a_model_that_does_not_hold_its_rows(capsys, tmp_path, fitted):
     assert "warnings" not in scored(capsys, tmp_path / "old.safetensors", data)[0]
 
 
+@pytest.mark.parametrize("how", ["half", "packed", "sorted anew"])
+def test_training_rows_in_another_file(capsys, tmp_path, how):
+    """A warning counts them; rows that were held out are no training rows, however they are stored."""
+    data = labelled_rows(tmp_path, "csv")
+    fitted = trained(capsys, data, "--hidden", 4, "--epochs", 1, "--out", tmp_path / "a")
+    header, *rows = data.read_text().splitlines()
+    uses = gl.load(tmp_path / "a").uses.uses
+    held, other = [row for row, use in zip(rows, uses, strict=True) if use == 3], tmp_path / "other.csv"
+    other.write_text("\n".join([header, *held]) + "\n")
+    assert "warnings" not in scored(capsys, tmp_path / "a", other)[0]
+    rows = {"half": rows[:45], "packed": rows, "sorted anew": sorted(rows)}[how]
+    count = sum(use == 1 for use in uses[: len(rows)])
+    text = ("\n".join([header, *rows]) + "\n").encode()
+    other = tmp_path / "other.csv.gz" if how == "packed" else other
+    other.write_bytes(gzip.compress(text) if how == "packed" else text)
+    found, err = scored(capsys, tmp_path / "a", other)
+    assert "scores" not in found and "r2" in found and len(found["warnings"]) == 1
+    assert f"warning: {count} of {fitted['rows_train']} training rows" in err
+
+
+def test_training_rows_of_large_tables_and_of_rows_that_repeat(capsys, tmp_path):
+    """A sample of them is compared; where rows equal one another, new ones would equal them, too."""
+    rng = np.random.default_rng(0)
+    lines = [f"{a:.4f},{b:.4f},{'xy'[int(a > b)]}" for a, b in rng.normal(size=(4000, 2))]
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "\n".join(lines) + "\n")
+    trained(capsys, tmp_path / "t.csv", "--hidden", "", "--epochs", 1, "--out", tmp_path / "a")
+    (tmp_path / "part.csv").write_text("a,b,y\n" + "\n".join(lines[:2000]) + "\n")
+    found = scored(capsys, tmp_path / "a", tmp_path / "part.csv")[0]["warnings"][0]
+    count, of = (int(text.replace(",", "")) for text in found.split()[0:3:2])
+    assert of == 1024 and 400 < count < 624
+    rows = [f"{'pq'[i % 2]},{i % 3},{'xy'[i % 5 > 2]}" for i in range(200)]
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "\n".join(rows) + "\n")
+    trained(capsys, tmp_path / "t.csv", "--hidden", "", "--epochs", 1, "--out", tmp_path / "b")
+    (tmp_path / "part.csv").write_text("a,b,y\n" + "\n".join(rows[:50]) + "\n")
+    assert "warnings" not in scored(capsys, tmp_path / "b", tmp_path / "part.csv")[0]
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 9, "uses": "AA==", "array": "", "test_array": ""}', "x"])
 def test_uses_of_rows_that_are_damaged(capsys, tmp_path, fitted, text):
     arrays, metadata = load_arrays(fitted["classes"][0] / "model.safetensors")

@@ -72,7 +72,7 @@ def predict(
         inputs = Inputs(data=path)
         features, targets, notes, problems = features_of(path, preprocess)
         kept = kept_columns(path, names, preprocess) if names else {}
-        uses, warnings = (None, []) if targets is None else _uses(opened, path, inputs, len(features))
+        uses, warnings = (None, []) if targets is None else _uses(opened, path, inputs, features, targets)
     for note in notes + problems:
         print(note, file=sys.stderr)
     try:
@@ -154,7 +154,9 @@ _PARTS = {"": "", "train": "training rows: ", "val": "validation rows: ", "test"
 _PARTS |= {"left_out": "rows left out of the training: ", "all rows": "all rows, those of the training among them: "}
 
 
-def _uses(model: Model, path: str, inputs: Inputs, rows: int) -> tuple[np.ndarray | None, list[str]]:
+def _uses(
+    model: Model, path: str, inputs: Inputs, features: np.ndarray, targets: np.ndarray
+) -> tuple[np.ndarray | None, list[str]]:
     """(what the training used each row of the file for, None for another file; warnings)."""
     from ..base.errors import DataError
     from ..data.raw_table import array_to_predict
@@ -162,11 +164,14 @@ def _uses(model: Model, path: str, inputs: Inputs, rows: int) -> tuple[np.ndarra
     digest = inputs.digests()["data"]
     seen = "the model was trained on this file"
     try:
-        uses = None if model.uses is None else model.uses.of_file(digest, array_to_predict(Path(path)), rows)
+        uses = None if model.uses is None else model.uses.of_file(digest, array_to_predict(Path(path)), len(features))
     except DataError as error:
         return None, [f"{seen}, and its rows differ from those of the training ({error}): scores may include these"]
     if uses is None and model.uses is None and model.about.get("data") == digest:
         return None, [f"{seen} and does not hold which rows: scores include training rows"]
+    if uses is None and model.uses is not None and (count := model.uses.found_in(features, targets)):
+        what = f"{count:,} of {len(model.uses.sample):,} training rows that were compared"
+        return None, [f"{what} are in this file, with their targets: scores include training rows"]
     return uses, []
 
 

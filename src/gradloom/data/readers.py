@@ -150,7 +150,7 @@ def read_table(
     scales = None if task == "classification" else _scales(raw, y, known)
     known.sort()
     raw.y = y
-    made, features, test_features = _features(raw, known, task, order, y, found, seed)
+    made, features, test_features = _features(raw, known, task, order, y, found, seed, uses)
     if scales is None:
         made.classes = classes
         check_classes(raw.path, y[rows], classes, raw.notes)
@@ -358,20 +358,23 @@ def _features(
     y: np.ndarray,
     roles: Mapping[int, str],
     seed: int,
+    uses: RowUses,
 ) -> tuple[Preprocess, np.ndarray, np.ndarray | None]:
     """(preprocess learned from the known rows, features of all rows in this order, features of the test rows).
 
-    y: the targets, class ids or numbers, of all rows."""
+    y: the targets, class ids or numbers, of all rows. uses: gets a sample of the training rows."""
     order_or_none = None if np.array_equal(order, np.arange(len(y))) else order
     if isinstance(raw.x, Columns):
         made = fit_columns(raw.x, known, raw.target_index, task, raw.notes, roles)
         made.target = raw.target
         encoding = Encoding(made, raw.x, known, y, seed)
         features, notes = made.apply(raw.x, order_or_none)
+        uses.take_sample(features, y, order, known)
         encoding.cross_fit(features, order)
     else:
         made = fit_array(raw.path, raw.x, known, task, raw.target)
         features, notes = made.apply(raw.x, order_or_none)
+        uses.take_sample(features, y, order, known)
     test_features = None
     if raw.test_x is not None:
         test_features, more = made.apply(raw.test_x)
