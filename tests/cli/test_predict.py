@@ -1,6 +1,7 @@
 """gradloom predict: rows from stdin, columns that are kept, probabilities."""
 
 import csv
+import gzip
 import io
 import json
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.cli.main import main
+from gradloom.files import load_arrays, save_arrays
 from tests.cli.command import run
 
 
@@ -241,3 +243,168 @@ def test_words_of_odd_rows(capsys, tmp_path):
     code, _, err = run(capsys, "predict", tmp_path / "o", tmp_path / "n.csv")
     assert code == 0 and "c: 1 row with a text unknown from training: ''\n" in err, err
     assert " on 1 row that has a 'y'" in err
+
+
+# -- scores of files that the model was trained on ---------------------------------------------------------------------
+
+
+def scored(capsys, model, data):
+    """(what --json prints, stderr) of predictions for a file."""
+    code, out, err = run(capsys, "predict", model, data, "--json")
+    assert code == 0, err
+    return json.loads(out.splitlines()[-1]), err
+
+
+def trained(capsys, *words):
+    """The numbers of a fit."""
+    code, out, err = run(capsys, "fit", *words, "--json")
+    assert code == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def labelled_rows(path, kind, count=90):
+    """Rows in a file of this kind, of which some have no target."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(count, 3)).round(3), rng.normal(size=count).round(2)
+    y[[3, 40]] = np.nan
+    path = path / f"t.{kind}"
+    if kind == "npz":
+        np.savez(path, x=x, y=y)
+        return path
+    lines = [f"{','.join(map(str, row))},{'' if np.isnan(of) else of}" for row, of in zip(x, y, strict=True)]
+    text = ("a,b,c,y\n" + "\n".join(lines) + "\n").encode()
+    path.write_bytes(gzip.compress(text) if kind == "csv.gz" else text)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "npz"])
+@pytest.mark.parametrize("val", [(), ("--val-split", 0.2)])
+def test_training_and_held_out_rows_are_scored_apart(capsys, monkeypatch, tmp_path, kind, val):
+    """Each with the rows and the numbers that fit has measured, under any name of the file."""
+    data = labelled_rows(tmp_path, kind)
+    fitted = trained(capsys, data, "--hidden", 4, "--epochs", 3, *val, "--out", tmp_path / "a")
+    data = data.rename(tmp_path / f"moved.{kind}")
+    found, err = scored(capsys, tmp_path / "a", data)
+    assert "r2" in found and found["rows_with_target"] == 88 and "warning" not in err
+    rows = {"train": fitted["rows_train"], "val": fitted["rows_val"] if val else 0, "test": fitted["rows_test"]}
+    assert {name: part["rows_with_target"] for name, part in found["scores"].items()} == {
+        name: count for name, count in rows.items() if count
+    }
+    assert found["scores"]["test"]["rmse"] == pytest.approx(fitted["test_rmse"], rel=1e-6)
+    assert "training rows: R2 " in err and "test rows: R2 " in err and ("validation rows: R2 " in err) == bool(val)
+    if kind == "csv":
+        piped(monkeypatch, data.read_text())
+        assert scored(capsys, tmp_path / "a", "-")[0]["scores"] == found["scores"]
+    names = ["column 1", "column 2", "column 3"] if kind == "npz" else ["a", "b", "c"]
+    (tmp_path / "new.csv").write_text(f"{','.join(names)},y\n1,2,3,4\n2,3,4,5\n")
+    other, err = scored(capsys, tmp_path / "a", tmp_path / "new.csv")
+    assert "scores" not in other and other["rows_with_target"] == 2 and "r2" in other and "training" not in err
+
+
+def test_files_of_test_and_validation_rows(capsys, tmp_path, fitted):
+    """They are scored as a whole; the file of the training has no other rows then."""
+    data = fitted["numbers"][1]
+    lines = data.read_text().splitlines()
+    for name, part in (("train", lines[1:21]), ("val", lines[21:31]), ("test", lines[31:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join([lines[0], *part]) + "\n")
+    names = [tmp_path / f"{name}.csv" for name in ("train", "val", "test")]
+    words = (
+        "--val",
+        f"new={names[1]}",
+        "--test",
+        names[2],
+        "--epochs",
+        2,
+        "--drop",
+        "id,name",
+        "--out",
+        tmp_path / "a",
+    )
+    trained(capsys, names[0], *words)
+    for name, path, count in zip(("train", "val", "test"), names, (20, 10, 10), strict=True):
+        found, err = scored(capsys, tmp_path / "a", path)
+        assert list(found["scores"]) == [name] and found["scores"][name]["rows_with_target"] == count
+        assert found["r2"] == found["scores"][name]["r2"] and "all rows" not in err
+
+
+@pytest.mark.parametrize("keys", [("x_train", "y_train", "x_test", "y_test"), ("x", "y", "x_test", "y_test")])
+def test_arrays_with_test_rows_of_their_own(capsys, tmp_path, keys):
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(30, 3)), np.arange(30) % 2, rng.normal(size=(30, 3)), np.arange(30) % 2]
+    np.savez(tmp_path / "t.npz", **dict(zip(keys, arrays, strict=True)))
+    fitted = trained(capsys, tmp_path / "t.npz", "--hidden", 4, "--epochs", 1, "--out", tmp_path / "a")
+    found, _ = scored(capsys, tmp_path / "a", tmp_path / "t.npz")
+    if keys[0] == "x":  # which is what predict reads
+        assert list(found["scores"]) == ["train"]
+    else:
+        assert list(found["scores"]) == ["test"] and found["accuracy"] == fitted["test_accuracy"]
+
+
+def test_rows_without_weight_are_left_out(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [f"{a:.3f},{i % 3 and 1},{'xy'[int(a > 0)]}" for i, a in enumerate(rng.normal(size=90))]
+    (tmp_path / "t.csv").write_text("a,w,y\n" + "\n".join(rows) + "\n")
+    trained(capsys, tmp_path / "t.csv", "--weight-column", "w", "--epochs", 1, "--out", tmp_path / "a")
+    found, err = scored(capsys, tmp_path / "a", tmp_path / "t.csv")
+    assert {name: part["rows_with_target"] for name, part in found["scores"].items()} == {
+        "train": 48, "test": 12, "left_out": 30
+    }  # fmt: skip
+    assert "rows left out of the training: accuracy " in err
+
+
+def test_a_model_that_does_not_hold_its_rows(capsys, tmp_path, fitted):
+    """As an earlier version has saved it: that it was trained on the file is all that it tells."""
+    folder, data = fitted["classes"]
+    opened, trained_on = gl.load(folder), data.with_name("classes.csv")
+    assert opened.uses.digests == {"data": opened.about["data"]}
+    opened.uses = None
+    gl.save(opened, tmp_path / "old.safetensors")
+    found, err = scored(capsys, tmp_path / "old.safetensors", trained_on)
+    assert "scores" not in found and "accuracy" in found and len(found["warnings"]) == 1
+    assert "warning: the model was trained on this file and does not hold which rows" in err
+    assert "warnings" not in scored(capsys, tmp_path / "old.safetensors", data)[0]
+
+
+@pytest.mark.parametrize("how", ["half", "packed", "sorted anew"])
+def test_training_rows_in_another_file(capsys, tmp_path, how):
+    """A warning counts them; rows that were held out are no training rows, however they are stored."""
+    data = labelled_rows(tmp_path, "csv")
+    fitted = trained(capsys, data, "--hidden", 4, "--epochs", 1, "--out", tmp_path / "a")
+    header, *rows = data.read_text().splitlines()
+    uses = gl.load(tmp_path / "a").uses.uses
+    held, other = [row for row, use in zip(rows, uses, strict=True) if use == 3], tmp_path / "other.csv"
+    other.write_text("\n".join([header, *held]) + "\n")
+    assert "warnings" not in scored(capsys, tmp_path / "a", other)[0]
+    rows = {"half": rows[:45], "packed": rows, "sorted anew": sorted(rows)}[how]
+    count = sum(use == 1 for use in uses[: len(rows)])
+    text = ("\n".join([header, *rows]) + "\n").encode()
+    other = tmp_path / "other.csv.gz" if how == "packed" else other
+    other.write_bytes(gzip.compress(text) if how == "packed" else text)
+    found, err = scored(capsys, tmp_path / "a", other)
+    assert "scores" not in found and "r2" in found and len(found["warnings"]) == 1
+    assert f"warning: {count} of {fitted['rows_train']} training rows" in err
+
+
+def test_training_rows_of_large_tables_and_of_rows_that_repeat(capsys, tmp_path):
+    """A sample of them is compared; where rows equal one another, new ones would equal them, too."""
+    rng = np.random.default_rng(0)
+    lines = [f"{a:.4f},{b:.4f},{'xy'[int(a > b)]}" for a, b in rng.normal(size=(4000, 2))]
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "\n".join(lines) + "\n")
+    trained(capsys, tmp_path / "t.csv", "--hidden", "", "--epochs", 1, "--out", tmp_path / "a")
+    (tmp_path / "part.csv").write_text("a,b,y\n" + "\n".join(lines[:2000]) + "\n")
+    found = scored(capsys, tmp_path / "a", tmp_path / "part.csv")[0]["warnings"][0]
+    count, of = (int(text.replace(",", "")) for text in found.split()[0:3:2])
+    assert of == 1024 and 400 < count < 624
+    rows = [f"{'pq'[i % 2]},{i % 3},{'xy'[i % 5 > 2]}" for i in range(200)]
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "\n".join(rows) + "\n")
+    trained(capsys, tmp_path / "t.csv", "--hidden", "", "--epochs", 1, "--out", tmp_path / "b")
+    (tmp_path / "part.csv").write_text("a,b,y\n" + "\n".join(rows[:50]) + "\n")
+    assert "warnings" not in scored(capsys, tmp_path / "b", tmp_path / "part.csv")[0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 9, "uses": "AA==", "array": "", "test_array": ""}', "x"])
+def test_uses_of_rows_that_are_damaged(capsys, tmp_path, fitted, text):
+    arrays, metadata = load_arrays(fitted["classes"][0] / "model.safetensors")
+    save_arrays(tmp_path / "m.safetensors", arrays, {**metadata, "gradloom.rows": text})
+    code, out, err = run(capsys, "predict", tmp_path / "m.safetensors", fitted["classes"][1])
+    assert (code, out) == (2, "") and "row uses" in err and err.count("\n") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -16,6 +17,8 @@ import pytest
 
 from gradloom.cli.settings_file import parse_toml
 from gradloom.data.targets import hold_out
+from gradloom.files import load_arrays
+from gradloom.files.checkpoint_files import Encoded, manifests, plain, read_checkpoint, write_checkpoint
 from gradloom.train.run_folder import read_run
 from tests import processes
 from tests.cli.command import run
@@ -276,6 +279,85 @@ def test_other_test_rows_are_refused(capsys, tmp_path, kind):
     write_rows(data, kind, changed=1)
     code, out, err = run(capsys, "fit", "--out", out, "--resume")
     assert (code, out) == (2, "") and "cannot be resumed: the test rows differ (" in err.splitlines()[-1], err
+
+
+def table(path, header="a,b,c,d,y", low="low", high="high", separator=",", scale=1.0, colour="blue", end="\n"):
+    """150 rows whose target is told by a and c."""
+    rng = np.random.default_rng(0)
+    rows = [header] * bool(header)
+    for a, b, c in rng.uniform(-1, 1, (150, 3)).round(3).tolist():
+        rows.append(f"{a * scale},{b},{c},{colour if b > 0 else 'red'},{high if a > c else low}")
+    path.write_text("".join(row.replace(",", separator) + end for row in rows), newline="")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"header": "c,b,a,d,y"}, ["column 1 is 'c', number and was 'a', number", "column 3 is 'a'"]),
+        ({"header": "a,b,c,e,y"}, ["column 4 is 'e', text", "and was 'd', text"]),
+        ({"low": "less"}, ["classes is ['high', 'less'] and was ['high', 'low']"]),
+        ({"low": "high", "high": "low"}, ["the data differ"]),
+        ({"separator": ";"}, ["separator is ; and was ,"]),
+        ({"scale": 1024.0}, ["scaling.column 1 is 'a', ", " and was 'a', "]),
+        ({"colour": "blau"}, ["categories ['blau', 'red'] and was", "categories ['blue', 'red']"]),
+        ({"header": ""}, ["--target is ", "column 5"]),
+    ],
+)
+def test_other_names_are_refused(capsys, tmp_path, changed, named):
+    """They change no number that is trained on."""
+    out, data = tmp_path / "a", tmp_path / "t.csv"
+    words = ("fit", table(data), "--hidden", 4, "--epochs", 2, "--out", out)
+    assert run(capsys, *words)[0] == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    table(data, **changed)
+    code, text, err = run(capsys, "fit", "--out", out, "--resume")
+    last = err.splitlines()[-1]
+    assert (code, text) == (2, "") and last.startswith(f"gradloom: {out}: cannot be resumed: "), err
+    assert all(name in last for name in named), last
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ".gz"])
+def test_the_same_table_in_other_bytes(capsys, tmp_path, end):
+    """Packed, or with other ends of lines: the run continues to the same weights, and other bytes are said."""
+    out, data = tmp_path / "a", table(tmp_path / "t.csv")
+    words = ("--hidden", 4, "--epochs", 30, "--out", out)
+    assert run(capsys, "fit", data, *words[:-1], tmp_path / "whole")[0] == 0
+    assert run(capsys, "fit", data, *words, "--stop-after", "0.001s")[0] == 0
+    if end == ".gz":
+        data = tmp_path / "t.csv.gz"
+        data.write_bytes(gzip.compress((tmp_path / "t.csv").read_bytes()))
+    else:
+        table(data, end=end)
+    code, _, err = run(capsys, "fit", data, "--out", out, "--resume")
+    assert code == 0 and ("the file of data is sha256:" in err) == (end != "\n"), err
+    (one, _), (other, _) = (load_arrays(folder / MODEL) for folder in (out, tmp_path / "whole"))
+    assert all((one[name] == other[name]).all() for name in other)
+
+
+def test_a_checkpoint_of_an_earlier_version(capsys, tmp_path):
+    """It holds no names: the digests that settings.toml holds are compared in their place. Without them the run
+    continues, which is said."""
+    out, data = tmp_path / "a", table(tmp_path / "t.csv")
+    assert run(capsys, "fit", data, "--hidden", 4, "--epochs", 2, "--out", out)[0] == 0
+    checkpoint = read_checkpoint(manifests(out / "checkpoints")[0][0])
+    about = checkpoint.about | {"settings": dict(checkpoint.about["settings"])}
+    for name in ("table", "scaling", "files"):
+        del about["settings"][name]
+    entries = Encoded(checkpoint.entries)
+    write_checkpoint(out / "checkpoints", checkpoint.step, entries, plain(about), best=False, number=99)
+    table(data, header="c,b,a,d,y")
+    code, _, err = run(capsys, "fit", "--out", out, "--resume")
+    assert code == 2 and "cannot be resumed: the file of data is sha256:" in err.splitlines()[-1], err
+    table(data)
+    code, _, err = run(capsys, "fit", "--out", out, "--resume")
+    assert code == 0 and "not compared" not in err, err
+    write_checkpoint(out / "checkpoints", checkpoint.step, entries, plain(about), best=False, number=100)
+    settings = (out / "settings.toml").read_text()
+    (out / "settings.toml").write_text(settings[: settings.index("[run.digests]")])
+    code, _, err = run(capsys, "fit", "--out", out, "--resume")
+    assert code == 0 and "not compared, the checkpoint of an earlier version lacks it: table, scaling" in err, err
 
 
 def write_rows(path, kind, changed=0):

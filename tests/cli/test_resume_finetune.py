@@ -222,3 +222,29 @@ def test_ranks_go_on(tmp_path, language, whole):  # noqa: F811
     last = finish(start_ranks(3, *words, "--resume"), 100)
     assert last.code == 0, last
     same(out, whole)
+
+
+def test_data_of_other_keys_and_other_test_rows(capsys, tmp_path, language):  # noqa: F811
+    """Keys are names, and the test file is measured at the end: both are compared. Other bytes alone are noted."""
+    data, out = tmp_path / "data", tmp_path / "a.gguf"
+    data.mkdir()
+
+    def write(completion="completion", test="the dog sat", line="\n"):
+        rows = [{"prompt": f"the cat {i}", completion: "sat on the mat"} for i in range(8)]
+        (data / "train.jsonl").write_text("".join(json.dumps(row) + line for row in rows))
+        (data / "test.jsonl").write_text(json.dumps({"prompt": "the log", completion: test}) + "\n")
+
+    write()
+    words = ("--context", 16, "--steps", 2, "--rank", 2, "--batch-size", 2, "--out", out)
+    assert run(capsys, "finetune", language[0], data, *words)[0] == 0
+    for changed, named in (
+        ({"completion": "output"}, "keys is ['prompt', 'output'] and was ['prompt', 'completion']"),
+        ({"test": "the cat sat"}, "the test rows differ ("),
+    ):
+        write(**changed)
+        options = ("--completion-key", "output") if "completion" in changed else ()
+        code, _, err = run(capsys, "finetune", "--out", out, "--resume", *options)
+        assert code == 2 and "cannot be resumed: " in err and named in err.splitlines()[-1], err
+    write(line="\n\n")
+    code, _, err = run(capsys, "finetune", "--out", out, "--resume")
+    assert code == 0 and "the file of data is sha256:" in err, err

@@ -14,6 +14,8 @@ import pytest
 
 import gradloom as gl
 from gradloom import FileError, SettingError, TrainError
+from gradloom.files import open_gguf, write_gguf
+from gradloom.files.gguf_fields import field
 from gradloom.llm import LoRA, finetune, load
 from gradloom.llm.finetune import Run
 from gradloom.train.checkpoint import Checkpoints
@@ -182,8 +184,45 @@ def test_adapter_data_and_model_must_be_the_same(path: Path, stopped: Path, tmp_
     with pytest.raises(TrainError, match="cannot be resumed: the data differ"):
         resume(data=other)
     (tmp_path / "other").mkdir()
-    with pytest.raises(TrainError, match="cannot be resumed: the frozen weights differ"):
+    with pytest.raises(TrainError, match="cannot be resumed: base model.weights is .*the frozen weights differ"):
         resume(write(tmp_path / "other", std=0.16))
+
+
+def another(path: Path, folder: Path, key: str = "", tensor: str = "") -> Path:
+    """The model with the last item of a list in its metadata renamed, or with the numbers of a tensor doubled."""
+    file = open_gguf(path)
+    fields = dict(file.fields)
+    if key:
+        fields[key] = field("array", [*fields[key].value[:-1], "renamed"], "string")
+    tensors: dict[str, Any] = {t.name: (t.kind, t.shape, file.bytes(t.name)) for t in file.tensors.values()}
+    if tensor:
+        tensors[tensor] = file.floats(tensor) * 2
+    write_gguf(folder / "another.gguf", fields, tensors)
+    return folder / "another.gguf"
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_another_model_of_the_same_shapes(path: Path, tmp_path: Path, full: bool) -> None:
+    """Of another name for a token, which no row and no graph shows, and of other numbers in a tensor, also in one that
+    trains: the checkpoint holds it, and no frozen weight differs."""
+    tuned(path, full, run=tmp_path / "a", callbacks=[interrupted_at(2)])
+    tokens = another(path, tmp_path, key="tokenizer.ggml.tokens")
+    for verb, options in (("resumed", {"run": tmp_path / "a", "resume": True}), ("continued", {})):
+        how: dict[str, Any] = options or {"continue_from": tmp_path / "a"}
+        with pytest.raises(TrainError, match=rf"cannot be {verb}: base model.tokenizer.ggml.tokens is .*; need"):
+            tuned(tokens, full, **how)
+    weights = another(path, tmp_path, tensor="blk.0.attn_q.weight")
+    with pytest.raises(TrainError, match=r"cannot be resumed: base model.weights is "):
+        tuned(weights, full, run=tmp_path / "a", resume=True)
+    with pytest.raises(TrainError, match=r"cannot be continued: base model.weights is "):
+        tuned(weights, full, continue_from=tmp_path / "a")
+    tuned(path, full, run=tmp_path / "a", resume=True)
+
+
+def test_an_adapter_of_another_scale_is_not_continued(path: Path, tmp_path: Path) -> None:
+    tuned(path, run=tmp_path / "a")
+    with pytest.raises(TrainError, match=r"a: cannot be continued: adapter.alpha is 9.0 and was 6.0"):
+        continued(path, continue_from=tmp_path / "a", adapter=LoRA(rank=3, alpha=9.0))
 
 
 def test_the_best_is_kept_and_the_last_can_be_reached(path: Path, tmp_path: Path) -> None:
@@ -243,7 +282,7 @@ def test_what_cannot_be_continued(path: Path, tmp_path: Path, capsys: pytest.Cap
     tuned(path, run=tmp_path / "a")
     with pytest.raises(TrainError, match=r"a: cannot be continued: .*AdamW"):
         continued(path, continue_from=tmp_path / "a", keep_optimizer=True, optimizer="sgd")
-    with pytest.raises(TrainError, match=r"a: cannot be continued: load: model: blk"):
+    with pytest.raises(TrainError, match=r"a: cannot be continued: adapter.rank is 2 and was 3"):
         continued(path, continue_from=tmp_path / "a", adapter=LoRA(rank=2))
     capsys.readouterr()
     finetune(load(path), packed(8, 20), continue_from=tmp_path / "a", steps=1, threads=1)

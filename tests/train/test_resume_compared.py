@@ -189,3 +189,27 @@ def test_the_part_of_a_long_text_that_differs_is_shown(tmp_path):
     callbacks[1] = gl.train.EarlyStopping(6)
     with pytest.raises(gl.TrainError, match=r"callbacks is \.\.\..*patience=6.* and was \.\.\..*patience=5"):
         mlp(run=tmp_path, callbacks=callbacks, resume=True)
+
+
+def test_names_of_a_table_are_compared(tmp_path):
+    """Of data that read_table has read, in memory too; rows without names are not the rows of a table."""
+    rng = np.random.default_rng(0)
+    cells = "".join(f"{a:.3f},{b:.3f},{'xz'[int(a > b)]}\n" for a, b in rng.normal(size=(60, 2)))
+
+    def run(header, classes="xz", **options):
+        (tmp_path / "t.csv").write_text(f"{header}\n{cells.replace('z', classes[1])}")
+        table = gl.data.read_table(tmp_path / "t.csv")
+        rows = options.pop("rows", lambda train: train)(table.train)
+        net = gl.nn.Sequential(gl.nn.Linear(2, 2))
+        return gl.fit(net, rows, epochs=2, run=tmp_path / "run", progress=False, **options)
+
+    run("a,b,y")
+    for words, said in (
+        ({"header": "b,a,y"}, "column 1 is 'b', number and was 'a', number; column 2 is 'a', number and was 'b', numb"),
+        ({"header": "a,b,y", "classes": "xw"}, r"classes is \['w', 'x'\] and was \['x', 'z'\]"),
+        ({"header": "a,b,z"}, "target is z and was y"),
+        ({"header": "a,b,y", "rows": lambda train: (train.data, train.labels)}, "table is none and was {"),
+    ):
+        with pytest.raises(gl.TrainError, match=f"cannot be resumed: {said}"):
+            run(**words, resume=True)
+    assert len(run("a,b,y", resume=True)) == 2

@@ -60,6 +60,10 @@ class Described:
         if self._left:
             raise DataError(f"{self._what}: key {next(iter(self._left))!r:.60} is not known")
 
+    def names(self) -> list[str]:
+        """The keys that nobody has taken."""
+        return list(self._left)
+
     def has(self, key: str) -> bool:
         """There is such a key, which nobody has taken."""
         return key in self._left

@@ -29,7 +29,7 @@ from .common import (
 from .config import Asked, command
 from .finetune_settings import FinetuneSettings, inputs_of, reading, resumed, run_beside, settle, trained, training
 from .run_settings import shown_layers
-from .saved_settings import SETTINGS, Inputs, saved
+from .saved_settings import SETTINGS, Inputs, digest, saved, share_digests
 
 if TYPE_CHECKING:
     from ..llm.finetune import Run
@@ -62,6 +62,7 @@ def _prepare(
     """Everything up to the first step: read, planned, announced; what cannot be is refused. The place to write is
     claimed until `claimed` is closed."""
     from ..files import claim
+    from ..llm.data_files import data_files
     from ..llm.finetune import Run
     from ..llm.lora import files_of_adapter
     from ..llm.model import load
@@ -93,7 +94,9 @@ def _prepare(
     columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)
     with agreed(ranks):
         planned.check()
-        inputs.digests()
+        share_digests(run.loop, inputs)
+        if (test := data_files(use.data).test) is not None:  # measured at the end
+            run.loop.contents["test rows"] = lambda: [digest(test)]
     return run, planned
 
 

@@ -43,7 +43,7 @@ class Job:
         """Knows of the training while it runs."""
         from .fit_watch import Watch
 
-        return Watch(self.settings, lambda: announce(self), {"test rows": self.test_arrays}, self.options)
+        return Watch(self.settings, lambda: announce(self), self.inputs, {"test rows": self.test_arrays}, self.options)
 
     def options(self) -> dict[str, str]:
         """What was decided, as text by flag, of all that a run keeps when it goes on."""
@@ -131,7 +131,10 @@ class Job:
         metrics = {
             name: value for name, value in numbers.items() if isinstance(value, (int, float)) and math.isfinite(value)
         }
-        return Model(self.net, self.table.preprocess, self.about(ending), metrics)
+        uses = self.table.uses
+        if uses is not None:
+            uses.digests = self.inputs.digests()
+        return Model(self.net, self.table.preprocess, self.about(ending), metrics, uses)
 
 
 def _sizes(use: FitSettings) -> dict[str, Any]:
@@ -150,7 +153,9 @@ def _for_loss(data: Dataset, job: Job) -> Dataset:
     if job.use.loss != "mse" or job.table.task != "classification":
         return data
     labels = np.eye(job.table.preprocess.outputs, dtype=np.float32)[data.labels]
-    return Dataset(data.data, labels, weights=data.weights)
+    made = Dataset(data.data, labels, weights=data.weights)
+    made.records = data.records
+    return made
 
 
 def validation_sets(use: FitSettings, table: Table) -> dict[str, Dataset]:

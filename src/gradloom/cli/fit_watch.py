@@ -9,7 +9,7 @@ from ..train.callbacks import Callback
 from ..train.history import row_of
 from ..train.result import EpochResult
 from .common import heed_signals
-from .saved_settings import SETTINGS
+from .saved_settings import SETTINGS, Inputs, share_digests
 
 
 class Watch(Callback):
@@ -21,12 +21,14 @@ class Watch(Callback):
         self,
         settings: Callable[[], bytes],
         announce: Callable[[], None],
+        inputs: Inputs,
         contents: Mapping[str, Callable[[], Sequence[Any]]],
         options: Callable[[], Mapping[str, str]],
     ) -> None:
         self.loop: Any = None
         self.announce = announce  # what was decided: said when nothing can be refused any more
         self.settings = settings  # the text of settings.toml
+        self.inputs = inputs  # the files that were read
         self.contents = contents  # what a resumed run must find again, beside what it trains and validates on
         self.options = options  # by flag, what was decided: what differs in a resumed run is told by these
 
@@ -36,6 +38,7 @@ class Watch(Callback):
         heed_signals()
         loop.contents.update(self.contents)
         loop.about.update(self.options())
+        share_digests(loop, self.inputs)
         if loop.saver is not None and loop.saver.folder is not None:
             loop.saver.folder.files[SETTINGS] = self.settings
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ import typer
 from ..base.settings import PRECISIONS
 from .common import Device, Precision, json_text, need_one_of
 from .run_settings import check_device
+from .saved_settings import Inputs
 
 _ROWS = 4096  # written at a time
 _QUOTED = re.compile('[",\r\n]')
@@ -48,7 +50,8 @@ def predict(
 ) -> int:
     """Predict the target of each row, as CSV: the prediction, and for classes the probability of each.
 
-    Where the file holds the target too, stderr says how well they agree.
+    Where the file holds the target too, stderr shows the scores: of a file that the model was trained on separately for
+    training, validation and test rows.
     """
     need_one_of("precision", precision, PRECISIONS)
     check_device(device)
@@ -69,8 +72,10 @@ def predict(
         raise DataError("stdin: is closed; need the rows of a CSV file there, or the name of a file")
     opened_data = as_file(sys.stdin.buffer, "stdin") if data == "-" else contextlib.nullcontext(data)
     with opened_data as path:
+        inputs = Inputs(data=path)
         features, targets, notes, problems = features_of(path, preprocess)
         kept = kept_columns(path, names, preprocess) if names else {}
+        uses, warnings = (None, []) if targets is None else _uses(opened, path, inputs, features, targets)
     for note in notes + problems:
         print(note, file=sys.stderr)
     try:
@@ -83,9 +88,16 @@ def predict(
         print(f"{len(outputs):,} predictions in {out}", file=sys.stderr)
     elif not json:
         sys.stdout.writelines(_csv(opened, outputs, kept))
-    agreement = {} if targets is None else _agreement(outputs, targets, preprocess)
+    agreement: dict[str, Any] = {}
     if targets is not None:
-        print(_shown(agreement, preprocess), file=sys.stderr)
+        agreement = _agreements(outputs, targets, preprocess, uses)
+        parts = agreement.get("scores", {})
+        everything = {"all rows" if parts else "": agreement} if len(parts) != 1 else {}
+        for part, scores in {**parts, **everything}.items():
+            print(f"{_PARTS[part]}{_shown(scores, preprocess)}", file=sys.stderr)
+        for text in warnings:
+            print(f"warning: {text}", file=sys.stderr)
+        agreement |= {"warnings": warnings} if warnings else {}
     if json:
         answer = {
             "model": model, "data": data, "task": preprocess.task, "target": preprocess.target,
@@ -139,6 +151,46 @@ def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]]) -> Itera
 def _line(cells: list[str]) -> str:
     """A line of CSV. Cells with a carriage return are in quotes, too, which Python's csv module forgets."""
     return ",".join('"' + c.replace('"', '""') + '"' if _QUOTED.search(c) else c for c in cells) + "\n"
+
+
+_PARTS = {"": "", "train": "training rows: ", "val": "validation rows: ", "test": "test rows: "}
+_PARTS |= {"left_out": "rows left out of the training: ", "all rows": "all rows, those of the training among them: "}
+
+
+def _uses(
+    model: Model, path: str, inputs: Inputs, features: np.ndarray, targets: np.ndarray
+) -> tuple[np.ndarray | None, list[str]]:
+    """(what the training used each row of the file for, None for another file; warnings)."""
+    from ..base.errors import DataError
+    from ..data.raw_table import array_to_predict
+
+    digest = inputs.digests()["data"]
+    seen = "the model was trained on this file"
+    try:
+        uses = None if model.uses is None else model.uses.of_file(digest, array_to_predict(Path(path)), len(features))
+    except DataError as error:
+        return None, [f"{seen}, and its rows differ from those of the training ({error}): scores may include these"]
+    if uses is None and model.uses is None and model.about.get("data") == digest:
+        return None, [f"{seen} and does not hold which rows: scores include training rows"]
+    if uses is None and model.uses is not None and (count := model.uses.found_in(features, targets)):
+        what = f"{count:,} of {len(model.uses.sample):,} training rows that were compared"
+        return None, [f"{what} are in this file, with their targets: scores include training rows"]
+    return uses, []
+
+
+def _agreements(
+    outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess, uses: np.ndarray | None
+) -> dict[str, Any]:
+    """The scores as --json has them: of all rows; and "scores" of each part of a file that the training used."""
+    from ..data.row_uses import NAMES, TRAIN
+
+    whole = _agreement(outputs, targets, preprocess)
+    if uses is None:
+        return whole
+    order = (*range(TRAIN, len(NAMES)), 0)
+    parts = {NAMES[use]: _agreement(outputs[uses == use], targets[uses == use], preprocess) for use in order}
+    scores = {name: part for name, part in parts.items() if part["rows_with_target"]}
+    return whole | {"scores": scores}
 
 
 def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess) -> dict[str, Any]:

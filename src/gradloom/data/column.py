@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from .._cells import UNITS
 from ..base.described import Described
 from ..base.errors import DataError
+from ..base.record import shortened
 from .columns import composed
 from .times import CALENDAR, FORMS, NUMBER, PARTS
 
+_LEARNED = ("median", "mean", "std", "center", "scale", "codes")
 _ALWAYS = ("name", "kind", "median", "mean", "std", "categories", "reason")
 
 
@@ -48,6 +50,16 @@ class Column:
         """As a JSON object; what few columns have is left out of the others."""
         said = asdict(self)
         return {name: value for name, value in said.items() if name in _ALWAYS or value}
+
+    def record(self, most: int) -> tuple[str, str]:
+        """(name, kind and every other field that differs from its default; the numbers learned from the rows), each as
+        text; of one of more than `most` characters its beginning and a digest."""
+        defaults = {item.name: item.default for item in fields(self)}
+        said = {name: v for name, v in self.described().items() if v and v != defaults[name]}
+        named = [f"{name} {v}" for name, v in said.items() if name not in ("name", "kind", *_LEARNED)]
+        learned = [f"{name} {said[name]}" for name in _LEARNED if name in said]
+        texts = [repr(self.name), self.kind, *named], [repr(self.name), *learned]
+        return shortened(", ".join(texts[0]), most), shortened(", ".join(texts[1]), most)
 
     @classmethod
     def from_described(cls, said: Described) -> Column:

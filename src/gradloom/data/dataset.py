@@ -70,6 +70,7 @@ class Dataset:
         self._idle = self._find_idle()
         self.check_counted()
         self.folds: np.ndarray | None = None  # see in_folds
+        self.records: dict[str, dict[str, Any]] = {}  # what the rows stand for, see gl.train.identity
         self._order = np.arange(self.shards, dtype=np.int64)
 
     def _find_idle(self) -> np.ndarray | None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
 from ..base.described import Described, parse
 from ..base.errors import DataError, SettingError
 from ..base.memory import memory
+from ..base.record import shortened
 from .array_cells import array_columns
 from .cell_rules import UTF_8, CellRules, missing_words
 from .column import Column
@@ -23,6 +25,10 @@ from .side_by_side import side_by_side
 from .text_bytes import encoding_of
 
 _DEFAULTS: dict[str, object] = {"missing": [], "encoding": UTF_8}  # left out of the description
+
+_LEARNED = ("mean", "std", "target_mean", "target_std")
+_MOST_TEXT, _LEAST_TEXT = 400, 60  # characters of a column in a record; of one among many columns
+_MANY_COLUMNS = 1000
 
 
 @dataclass
@@ -84,6 +90,19 @@ class Preprocess:
         said = {name: value for name, value in said.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
         said["columns"] = [column.described() for column in self.columns]
         return json.dumps(said, ensure_ascii=False, allow_nan=False)
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Every field as a plain value: "table", with a text for each column; "scaling", the numbers learned from the
+        training rows. A resumed run must have the same."""
+        most = _MOST_TEXT if len(self.columns) <= _MANY_COLUMNS else _LEAST_TEXT
+        texts = {f"column {i}": column.record(most) for i, column in enumerate(self.columns, 1)}
+        table: dict[str, Any] = {"columns": len(self.columns)} | {name: named for name, (named, _) in texts.items()}
+        scaling: dict[str, Any] = {name: learned for name, (_, learned) in texts.items()}
+        for item in fields(self):
+            if item.name != "columns":
+                record = scaling if item.name in _LEARNED else table
+                record[item.name] = shortened(getattr(self, item.name), 100 * _MOST_TEXT)
+        return {"table": table, "scaling": scaling}
 
     @classmethod
     def from_json(cls, text: str) -> Preprocess:

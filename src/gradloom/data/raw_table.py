@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,14 @@ class RawTable:
     classes: list[str] | None = None
     texts: list[bytes] | None = None  # of the codes in y
     notes: list[str] = field(default_factory=list)
+    picked: np.ndarray | None = None  # the rows of an array that are left, where not all are
+    array: str = ""  # of a file of arrays: that of the rows, and that of its test rows
+    test_array: str = ""
+
+    def kept(self) -> np.ndarray:
+        """The places in the file of the rows that are left, i64 [rows]."""
+        picked = self.x.picked if isinstance(self.x, Columns) else self.picked
+        return np.arange(len(self.y)) if picked is None else picked
 
     def names_of(self) -> list[str]:
         """The names of the columns."""
@@ -150,10 +160,11 @@ def _read_npz(path: Path, target: str | None) -> RawTable:
         pair = conventional
     x, y = arrays[pair[0]], arrays[pair[1]]
     _check_pair(path, pair, x, y)
-    raw = RawTable(str(path), x, y, pair[1])
+    raw = RawTable(str(path), x, y, pair[1], array=pair[0])
     test = next(((keys[a], keys[b]) for a, b in _TEST_KEYS if a in keys and b in keys), None)
     if test is not None and pair[0] not in test:
         _check_pair(path, test, arrays[test[0]], arrays[test[1]])
+        raw.test_array = test[0]
         raw.test_x, raw.test_y = (
             _like(path, name, arrays[name], needed, array)
             for name, needed, array in zip(test, pair, (x, y), strict=True)
@@ -194,8 +205,9 @@ def _read_idx(path: Path, target: str | None) -> RawTable:
     if target is not None:
         raise DataError(f"{path}: is a folder of idx files, whose target is their labels; leave target (--target) out")
     arrays = read_idx_folder(path)
-    raw = RawTable(str(path), arrays["training images"], arrays["training labels"], "label")
+    raw = RawTable(str(path), arrays["training images"], arrays["training labels"], "label", array="training images")
     if "test images" in arrays:
+        raw.test_array = "test images"
         raw.test_x, raw.test_y = arrays["test images"], arrays["test labels"]
     return raw
 
@@ -205,12 +217,29 @@ def idx_to_predict(path: Path) -> tuple[np.ndarray, np.ndarray | None, list[str]
     if path.is_file():
         return read_idx(path), None, []
     files = find_idx(path)
-    part = "test" if "test images" in files else "training"
-    if f"{part} images" not in files:
+    images = array_to_predict(path)
+    part = images.removesuffix(" images")
+    if images not in files:
         raise DataError(f"{path}: no idx file of images; need one such as t10k-images-idx3-ubyte, .gz or not")
     x = read_idx(files[f"{part} images"])
     y = read_idx(files[f"{part} labels"]) if f"{part} labels" in files else None
     return x, y if y is not None and len(y) == len(x) else None, [f"rows: {files[f'{part} images'].name}"]
+
+
+def key_of_rows(keys: Mapping[str, str]) -> str | None:
+    """The array of an .npz that predict reads, among its keys by their lower case; None where none is named so."""
+    return next((keys[key] for key in X_KEYS if key in keys), next(iter(keys.values())) if len(keys) == 1 else None)
+
+
+def array_to_predict(path: Path) -> str:
+    """The array of a file, or of a folder of idx files, that predict reads; "" of a table."""
+    if path.is_dir():
+        return "test images" if "test images" in find_idx(path) else "training images"
+    if path.name.lower().endswith(".npz"):
+        with zipfile.ZipFile(path) as file:
+            names = [name.removesuffix(".npy") for name in file.namelist()]
+        return key_of_rows({name.lower(): name for name in names}) or ""
+    return ""
 
 
 def _check_pair(path: Path, keys: tuple[str, str], x: np.ndarray, y: np.ndarray) -> None:

@@ -27,8 +27,9 @@ from .layout import check_layout
 from .npz import keys_of, load_npz
 from .parquet import is_parquet, read_parquet
 from .preprocess import Preprocess
-from .raw_table import X_KEYS, Y_KEYS, RawTable, idx_to_predict, read_raw
+from .raw_table import Y_KEYS, RawTable, idx_to_predict, key_of_rows, read_raw
 from .roles import Roles
+from .row_uses import TEST, TRAIN, VAL, RowUses
 from .table_columns import is_table, table_columns
 from .targets import (
     check_classes,
@@ -67,6 +68,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     val: Dataset | None = None
     val_split: float = 0.0
+    uses: RowUses | None = None  # what each row of the file was used for
 
 
 @np.errstate(all="ignore")  # what overflows is looked for and refused
@@ -117,6 +119,7 @@ def read_table(
     raw = read_raw(data, target, CellRules(missing=words, encoding=name))
     if words and not isinstance(raw.x, Columns):
         raise SettingError(f"{raw.path}: holds arrays without columns; leave missing (--missing) out")
+    uses = RowUses(np.zeros(len(raw.y), np.uint8), raw.array, raw.test_array)
     raw = drop_rows_without_target(raw)
     roles = Roles(drop, categorical, numeric, time, weight)
     if roles and not isinstance(raw.x, Columns):
@@ -157,11 +160,14 @@ def read_table(
     order: np.ndarray = np.concatenate([rows, val_rows, held], dtype=number)
     known = known.astype(number)
     rows, val_rows, held = np.split(order, [len(rows), len(rows) + len(val_rows)])
+    kept = raw.kept()
+    for part_of, use in ((rows, VAL if in_fit else TRAIN), (val_rows, VAL), (held, TEST), (known, TRAIN)):
+        uses.uses[kept[part_of]] = use
     scales = None if task == "classification" else _scales(raw, y, known)
     known.sort()
     raw.y = y
     raw.notes += _on_missing(raw, words)
-    made, features, test_features = _features(raw, known, task, order, y, found, seed, (words, name))
+    made, features, test_features = _features(raw, known, task, order, y, found, seed, (words, name), uses)
     if scales is None:
         made.classes = classes
         check_classes(raw.path, y[rows], classes, raw.notes)
@@ -171,14 +177,18 @@ def read_table(
         labels = made.targets_to_outputs(y)[order]
     _check_described(raw.path, made)
 
+    records = made.records()
+
     def part(start: int, stop: int, weigh: bool = False) -> Dataset:
         weighed = weights[order[start:stop]] if weigh and weights is not None else None
-        return Dataset(features[start:stop], labels[start:stop], weights=weighed)
+        rows = Dataset(features[start:stop], labels[start:stop], weights=weighed)
+        rows.records = records
+        return rows
 
     end = len(rows) + len(val_rows)
     table = Table(raw.path, task, part(0, len(rows), True), None, "", made, None, raw.notes)
     table.val = part(len(rows), end) if len(val_rows) else None
-    table.val_split = val_split
+    table.val_split, table.uses = val_split, uses
     if test is not None:
         table.test, table.test_targets = labelled(test, table, "test on")
         table.test_from = "--test"
@@ -334,7 +344,7 @@ def read_features(data: Any, preprocess: Preprocess) -> tuple[np.ndarray, np.nda
     elif where.name.lower().endswith(".npz"):
         arrays = load_npz(where)
         keys = {k.lower(): k for k in arrays}
-        key = next((keys[k] for k in X_KEYS if k in keys), next(iter(arrays)) if len(arrays) == 1 else None)
+        key = key_of_rows(keys)
         if key is None:
             raise DataError(f"{where}: holds {keys_of(arrays)}; need an array called x")
         if arrays[key].size == 0:
@@ -390,20 +400,24 @@ def _features(
     roles: Mapping[int, str],
     seed: int,
     reading: tuple[list[str], str],
+    uses: RowUses,
 ) -> tuple[Preprocess, np.ndarray, np.ndarray | None]:
     """(preprocess learned from the known rows, features of all rows in this order, features of the test rows).
 
-    y: the targets, class ids or numbers, of all rows; reading: the words that are missing values, and the encoding."""
+    y: the targets, class ids or numbers, of all rows; reading: the words that are missing values, and the encoding;
+    uses: gets a sample of the training rows."""
     order_or_none = None if np.array_equal(order, np.arange(len(y))) else order
     if isinstance(raw.x, Columns):
         made = fit_columns(raw.x, known, raw.target_index, task, raw.notes, roles)
         made.target, (made.missing, made.encoding) = raw.target, reading
         encoding = Encoding(made, raw.x, known, y, seed)
         features, notes = made.apply(raw.x, order_or_none)
+        uses.take_sample(features, y, order, known)
         encoding.cross_fit(features, order)
     else:
         made = fit_array(raw.path, raw.x, known, task, raw.target)
         features, notes = made.apply(raw.x, order_or_none)
+        uses.take_sample(features, y, order, known)
     test_features = None
     if raw.test_x is not None:
         test_features, more = made.apply(raw.test_x)

@@ -35,7 +35,7 @@ def drop_rows_without_target(raw: RawTable) -> RawTable:
         rows = np.flatnonzero(~empty)
         raw.notes.append(f"{int(empty.sum())} of {len(y)} rows left out: their target {raw.target!r:.60} is empty")
         raw.y = y[rows]
-        raw.x = raw.x.keep(rows) if isinstance(raw.x, Columns) else raw.x[rows]
+        raw.picked, raw.x = rows, raw.x.keep(rows) if isinstance(raw.x, Columns) else raw.x[rows]
     return raw
 
 

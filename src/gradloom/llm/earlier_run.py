@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import FileError, TrainError
+from ..base.record import differences, flat
 from ..train.checkpoint import Checkpoints
 from ..train.trainer import Trainer
 from .lora import LoRA, TrainedTensors
-from .model import Adapter
+from .model import Adapter, Model
+from .records import BASE, record_of
+
+_SAME = ("kind", "rank", "alpha", "rslora", "targets", "tensors")  # of an adapter whose training is continued
+_SHOWN = 8  # differences in a message
 
 
 def about_adapter(adapter: Adapter) -> dict[str, Any]:
@@ -42,6 +47,7 @@ class EarlierRun:
             seen = "there is no checkpoint in it" if saved is None else "its checkpoint is of no fine-tuning"
             raise FileError(f"{self.folder}: {seen}; need the folder of a run of finetune (run=, --run)")
         self.step, self._entries, self._about = saved.step, saved.entries, about
+        self._base = settings.get(BASE)
         self._chat_template = about.get("chat_template")
 
     def adapter(self) -> Adapter:
@@ -59,9 +65,16 @@ class EarlierRun:
         how = "the optimiser's moments go on;" if self.optimizer else "the optimiser,"
         return f"continues {self.folder} from step {self.step}: {how} schedule and order of rows begin anew"
 
-    def load(self, trainer: Trainer) -> None:
-        """The run's weights into a trainer of an adapter like its own; with `optimizer` its steps and moments, too:
-        the settings, the schedules and the count of passes stay the trainer's. TrainError for what does not fit."""
+    def load(self, trainer: Trainer, model: Model, adapter: Adapter) -> None:
+        """Load the run's weights into a trainer of an adapter like its own; with `optimizer` its steps and moments: the
+        settings, the schedules and the count of passes stay the trainer's. TrainError for another model (its
+        weights, tokenizer, template), another adapter, and entries that do not fit."""
+        base = {} if self._base is None else record_of(model)  # a checkpoint of an earlier version has none
+        adapters = [{n: about.get(n) for n in _SAME} for about in (about_adapter(adapter), self._about)]
+        records = ({BASE: base, "adapter": adapters[0]}, {BASE: self._base or {}, "adapter": adapters[1]})
+        if found := differences(*map(flat, records)):
+            need = "need the model and an adapter like that of the run, or the adapter's file as adapter="
+            raise TrainError(f"{self.folder}: cannot be continued: {'; '.join(found[:_SHOWN])}; {need}")
         state = trainer.train_state
         entries = {name: value for name, value in self._entries.items() if name.startswith("model.")}
         if self.optimizer:

@@ -44,6 +44,7 @@ from .gpu_layers import check_layers
 from .lora import LoRA, TrainedTensors, files_of_adapter
 from .model import Adapter, Model, model_of
 from .plan import MemoryPlan, check_trained, memory_of, placed, sizes_of
+from .records import records_of
 from .rows import Rows, read_rows
 from .sample_texts import SampledText
 from .table import training_table
@@ -175,10 +176,11 @@ class Run(Tuning):
                 job = Job(loaded, trained, asked, *sizes_of(rows, eval_rows), ranks, exchange, self.saver, options)
                 super().__init__(placed("finetune", job, gpu_layers, gpu_memory))
                 if self.earlier is not None:
-                    self.earlier.load(self.trainer)
+                    self.earlier.load(self.trainer, loaded, trained)
                 both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context]: what the Trainer reads
                 self.data = replace(rows, tokens=both[:, 0], positions=both[:, 1])  # once in memory
                 self.dataset = Dataset(both, rows.labels)
+                self.dataset.records = records_of(loaded, rows)
                 if not len(self.val_rows) and eval_every != "1epoch":
                     seen = f"eval_every={eval_every!r} without rows for validation"
                     raise SettingError(f"finetune: {seen}; need val_split (--val-split) above 0")

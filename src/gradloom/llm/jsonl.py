@@ -169,6 +169,7 @@ class JsonLines:
                 " name others by messages_key=, prompt_key=, completion_key=, text_key= (--messages-key, ...)"
             )
         report.counts = answers
+        report.keys = tuple(k for k in used if k in row)
         report.unused = tuple(k for k in row if k not in used)
         return take
 

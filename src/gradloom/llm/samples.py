@@ -21,6 +21,7 @@ class Report:
     path: str = ""
     kind: str = ""  # what a sample is, and from which keys
     counts: str = ""  # which tokens count
+    keys: tuple[str, ...] = ()  # of the first line, that are read
     unused: tuple[str, ...] = ()  # keys of the first line that are not read
     samples: int = 0
     tokens: int = 0
@@ -36,7 +37,13 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers by name, as JSON has them."""
-        return {**vars(self), "unused": list(self.unused), "bad": list(self.bad), "skipped": dict(self.skipped)}
+        return {
+            **vars(self),
+            "keys": list(self.keys),
+            "unused": list(self.unused),
+            "bad": list(self.bad),
+            "skipped": dict(self.skipped),
+        }
 
     def __str__(self) -> str:
         lines = [

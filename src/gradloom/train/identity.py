@@ -1,7 +1,10 @@
-"""What a run is: all that decides the bits of its results, and what a resumed run must have in common with it.
+"""Run identity: every setting and input that affects result bits, and the names of inputs and outputs.
 
-settings     compared at once: names and shapes of the model, the graphs of steps, evaluations and metrics, optimiser,
-             sizes, seeds, rows
+settings     plain values, compared at once: names and shapes of the model, the graphs of steps, evaluations and
+             metrics, optimiser, sizes, seeds, rows; in dicts of one level, records: of a table (names and order of
+             columns, classes, separator, scaling, units: Dataset.records), of a language model (tokenizer, tensors)
+files        the digests of the files that a command has read. Where only they differ, a run continues: what was read of
+             the files is the same
 digests      of the contents of the data set and of frozen weights: taken beside the training
 environment  version, instruction set, precision, flush, backend: another one goes on, and no bits are promised
 """
@@ -16,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..base.record import difference, differences, flat
 from ..base.settings import switches
 from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
@@ -45,6 +49,8 @@ GRAPHS = {
     "evaluation graph": "the graph of an evaluation differs",
 }
 OPTION = "--"  # of a command
+FILES = "files"  # a record, of digests
+TABLE, SCALING = "table.", "scaling."  # records; scaling follows from the data
 ATTRIBUTES = "attributes."  # of modules: they tell why a graph differs, and alone are no difference
 POINTS = [(step, 0) for step in (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000)]
 POINTS += [(0, epoch) for epoch in (1, 2, 5, 10, 20, 50, 100)]
@@ -192,17 +198,20 @@ class Identity:
 
     def _differences(self, about: Mapping[str, Any]) -> list[str]:
         same_version = about["environment"].get("gradloom") == self.environment["gradloom"]
-        mine, theirs = _flat(self.settings), _flat(about["settings"])
+        missing, known = {FILES, *self.missing(about)}, about["settings"]
+        lost = {n: v for n, v in known.items() if isinstance(v, dict) and n not in self.settings and n != FILES}
+        mine, theirs = (
+            flat({name: value for name, value in settings.items() if name not in missing and name not in lost})
+            for settings in (self.settings, known)
+        )
         crossed = {mine.get("exchange"), theirs.get("exchange")} == {"none", "ordered"}
         without = {"exchange", "graph"} if crossed else set()  # ranks end a step by another graph, with the same bits
-        every = [name for name in mine | theirs if name not in without and not name.startswith(OPTION)]
+        every = [name for name in {**mine, **theirs} if name not in without and not name.startswith(OPTION)]
         names = [name for name in every if mine.get(name) != theirs.get(name)]
         built = [name for name in names if name in GRAPHS or name.startswith("metric ")]
-        found = [
-            "{} is {} and was {}".format(name, *_texts(mine.get(name), theirs.get(name)))
-            for name in names
-            if name not in built and name != "rows" and not name.startswith(ATTRIBUTES)
-        ]
+        named = [n for n in names if n not in built and n != "rows" and not n.startswith((ATTRIBUTES, SCALING))]
+        found = [_difference(name, mine, theirs) for name in named]
+        found += differences({}, {name: value for name, value in lost.items() if f"{name}." != SCALING})
         if crossed and mine.get("statistics"):
             was, now = ("with", "without") if mine["exchange"] == "none" else ("without", "with")
             what = "running statistics (batch norm) are another thing there"
@@ -213,19 +222,32 @@ class Identity:
             metrics = [f"the {name} differs" for name in built if name not in GRAPHS]
             graphs = list(dict.fromkeys(GRAPHS[name] for name in built if name in GRAPHS))
             why = [
-                "{} is {} and was {}".format(name.removeprefix(ATTRIBUTES), *_texts(mine[name], theirs[name]))
+                _difference(name, mine, theirs)
                 for name in names
                 if name.startswith(ATTRIBUTES) and name in mine and name in theirs
             ]
             found += metrics or [f"{text} ({', '.join(why[:SHOWN])})" if why else text for text in graphs]
         saved = about.get("digests", {})
-        found += [
+        differ = [
             f"the {what} differ ({digest}, was {saved[what]})"
             for what, digest in (self.digests() if saved else {}).items()
             if saved.get(what, digest) != digest  # a checkpoint of an older version may not tell of it
             and not ("folds" in names and what in ("data", "validation sets"))  # which hold the folds of their rows
         ]
-        return found
+        if not found and not differ:  # a column of another scale may have the same features
+            differ = [_difference(name, mine, theirs) for name in names if name.startswith(SCALING)]
+        return [*found, *differ, *(self.other_files(about) if len(missing) > 1 else [])]
+
+    def missing(self, about: Mapping[str, Any]) -> list[str]:
+        """The records that the checkpoint of an earlier version does not hold."""
+        theirs = about["settings"]
+        return [name for name, value in self.settings.items() if isinstance(value, dict) and name not in theirs]
+
+    def other_files(self, about: Mapping[str, Any]) -> list[str]:
+        """The files whose bytes differ from those that the run has read."""
+        mine, theirs = self.settings.get(FILES, {}), about["settings"].get(FILES, {})
+        both = [name for name in mine if isinstance(theirs, dict) and name in theirs]
+        return differences({f"the file of {n}": mine[n] for n in both}, {f"the file of {n}": theirs[n] for n in both})
 
     def other_environment(self, about: Mapping[str, Any]) -> list[str]:
         """What differs and lets the run go on, without the promise of the same bits."""
@@ -246,6 +268,7 @@ def identity_of(loop: Resumable) -> Identity:
     values = [v for step in steps for v in (*step.outputs, *step.updates, *step.run.effects)]
     settings = {
         **loop.about,
+        **loop.data.records,
         **settings_of(trainer),
         **sizes,
         "attributes": attributes,
@@ -322,20 +345,6 @@ def _distinct(each: Sequence[Sequence[Value]]) -> list[str]:
     return sorted({" ".join(digests(values)) for values in each})
 
 
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Dicts of one level as "name.key"."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
-    return flat
-
-
-def _texts(mine: Any, theirs: Any) -> tuple[str, str]:
-    """Both as texts of at most 60 characters; of longer ones the part where they differ."""
-    texts = ["none" if v is None else v if isinstance(v, str) else repr(v) for v in (mine, theirs)]
-    pairs = enumerate(zip(*texts, strict=False))
-    alike = next((i for i, (a, b) in pairs if a != b), min(map(len, texts)))
-    first = 0 if alike < 40 else alike - 20
-    cut = [("..." if first else "") + text[first:] for text in texts]
-    one, other = (text if len(text) <= 60 else f"{text[:57]}..." for text in cut)
-    return one, other
+def _difference(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """How a setting differs, in the words of base/record.py."""
+    return difference(name.removeprefix(TABLE).removeprefix(ATTRIBUTES), mine.get(name), theirs.get(name))

@@ -14,12 +14,13 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.arrays import place_in
-from ..base.described import Described, parse
+from ..base.described import LONGEST, Described, parse
 from ..base.errors import DataError, FileError, GradloomError, GraphError, SettingError
 from ..base.html import html_table, html_text
 from ..data.frames import features_of, told_features, with_encoding
 from ..data.preprocess import Preprocess
 from ..data.raw_table import class_name
+from ..data.row_uses import RowUses
 from ..data.targets import known_targets
 from ..files import load_arrays, load_metadata, need_finite, save_arrays
 from ..graph.leaves import input as input_value
@@ -34,6 +35,7 @@ from .scores import class_probabilities, regression_scores
 
 MODEL = "model.safetensors"  # in the folder of a `gradloom fit`
 DESCRIPTION = "gradloom.model"  # the key of a file's metadata
+ROWS = "gradloom.rows"  # that of RowUses, which versions without them do not read
 _FORMAT = 2  # 1 knew the perceptrons of `gradloom fit` alone
 
 
@@ -52,6 +54,7 @@ class Model:
     preprocess: Preprocess
     about: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    uses: RowUses | None = None  # of the rows of its data file; a model of an earlier version has none
 
     @property
     def task(self) -> str:
@@ -222,11 +225,12 @@ def why_not_finite(net: Module, features: np.ndarray, outputs: np.ndarray, **opt
 def write_model(what: Model | Module, path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
     """Write weights, architecture and, of a Model, all else that it holds into one file, whole or not at all.
 
-    A network with classes of the user's own is written without its architecture, and with the reason. FileError where
-    a number is not finite: read_model would refuse the file.
+    A network with classes of the user's own is written without its architecture, and with the reason. The uses of rows
+    are left out where a file cannot hold them (from about 20 million rows on). FileError where a number is not finite:
+    read_model would refuse the file.
     """
-    if DESCRIPTION in metadata:
-        raise SettingError(f"save: metadata key {DESCRIPTION!r} is that of the model itself; need another name")
+    if taken := {DESCRIPTION, ROWS} & set(metadata):
+        raise SettingError(f"save: metadata key {min(taken)!r} is that of the model itself; need another name")
     net = what.net if isinstance(what, Model) else what
     said: dict[str, Any] = {"format": _FORMAT}
     try:
@@ -247,7 +251,12 @@ def write_model(what: Model | Module, path: str | os.PathLike[str], metadata: Ma
         raise FileError(f"{path}: what describes the model is not as a file holds it ({reason:.160})") from None
     arrays = net.state_dict()
     need_finite(path, arrays)
-    save_arrays(path, arrays, {**metadata, DESCRIPTION: text})
+    everything = {**metadata, DESCRIPTION: text}
+    if isinstance(what, Model) and what.uses is not None:
+        rows = what.uses.to_json()
+        if len(rows) < LONGEST // 2 and len(rows) + len(json.dumps(everything)) < LONGEST - (1 << 10):
+            everything[ROWS] = rows
+    save_arrays(path, arrays, everything)
 
 
 def read_model(path: str | os.PathLike[str]) -> Model | Module:
@@ -272,6 +281,11 @@ def read_model(path: str | os.PathLike[str]) -> Model | Module:
         raise FileError(f"{where}: its description is damaged ({error}); train and save it again") from None
     if isinstance(read, str):
         raise FileError(f"{where}: {read}; need that class: make the network, then gl.load(network, path)")
+    if isinstance(read, Model) and ROWS in metadata:
+        try:
+            read.uses = RowUses.from_json(metadata[ROWS])
+        except DataError as error:
+            raise FileError(f"{where}: its row uses are damaged ({error}); train and save it again") from None
     need_finite(where, arrays)
     (read.net if isinstance(read, Model) else read).load_state_dict(arrays)
     if isinstance(read, Model):

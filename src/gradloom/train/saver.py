@@ -32,7 +32,7 @@ from ..base.interval import as_interval
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
 from ..step.state import TrainState
-from .identity import Identity, Resumable, identity_of
+from .identity import FILES, Identity, Resumable, identity_of
 from .result import Evaluation
 from .run_folder import RunFolder
 from .stopping import monitored
@@ -150,6 +150,14 @@ class Saver:
         if differ:
             need = "need the same, or --overwrite (overwrite=True) to start anew"
             raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; {need}")
+        missing = [name for name in identity.missing(self.about) if name != FILES]
+        if missing and FILES in identity.missing(self.about):
+            text = f"{self.path}: not compared, the checkpoint of an earlier version lacks it: {', '.join(missing)}"
+            print(text, file=sys.stderr, flush=True)
+        files = [] if missing else identity.other_files(self.about)
+        if files:
+            text = f"{self.path}: {'; '.join(files)}; what the run reads of it is the same"
+            print(text, file=sys.stderr, flush=True)
         if identity.unknown:
             text = f"{self.path}: whether these do the same as before is not known: {', '.join(identity.unknown)}"
             print(text, file=sys.stderr, flush=True)
