@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -130,8 +131,23 @@ def _run(given: list[str]) -> int:
             raise
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "gradloom"
-        text = " ".join(str(message()).split()).rstrip(".")
+        hint = _hint(error, context)
+        text = " ".join(str(message()).split()).rstrip(".") + hint
         return _refuse(f"{text}; see {command} --help", getattr(error, "exit_code", 2))
+
+
+def _hint(error: Any, context: Any) -> str:
+    """What to write instead of an option or a command that there is not."""
+    from ..base.habits import command_hint, option_hint
+
+    option: Any = getattr(error, "option_name", None)
+    if getattr(error, "possibilities", 0) == 0 or context is None:  # no unknown option
+        unknown = re.match(r"No such command '(.*?)'", str(error.format_message()))
+        return command_hint(unknown[1]) if unknown else ""
+    error.possibilities = None  # the parser's own suggestions, by spelling
+    parameters = context.command.params
+    arguments = [one.name for one in parameters if one.param_type_name == "argument"]
+    return option_hint(option, [name for one in parameters for name in one.opts if name.startswith("--")], arguments)
 
 
 def _unheard(error: StdoutError | BrokenPipeError) -> int:

@@ -48,6 +48,10 @@ class Tensor(Value):
     """
 
     __slots__ = ("data", "error", "symbol", "trace")
+
+    def __init__(self, *data: Any, **options: Any) -> None:
+        raise TypeError("Tensor: use gl.tensor(data)")
+
     recorder: EagerRecorder  # set by trace.py
 
     trace: Any  # the Trace that recorded it; None: it was given

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..base.arguments import as_bool, need_path
 from ..base.errors import DataError, FileError, SettingError
+from ..base.habits import hinted
 from ..data.dataset import IGNORED, split_rows
 from .data_files import JSONL, TEXT
 from .data_options import OF_ONE_TEXT, check_heeded, prompt_keys
@@ -68,6 +69,7 @@ def token_data(
     return first, last
 
 
+@hinted
 def read_samples(
     path: str | os.PathLike[str],
     tokenizer: Tokenizer,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ops
+from ..base.habits import hinted
 from ..graph.leaves import input as input_value
 from ..graph.value import Value
 from ..run.compile import compile as compile_program
@@ -52,6 +53,7 @@ class Perplexity:
         return f"perplexity {self.perplexity:.4f} +- {self.perplexity_unc:.4f}"
 
 
+@hinted
 def evaluate(
     model: Model | str | os.PathLike[str],
     data: Rows | TokenData | str | os.PathLike[str],
@@ -75,9 +77,10 @@ def evaluate(
     (threads=, ...).
     Raises DataError for data without a token that counts.
     """
-    from ..train.arguments import check_batch
+    from ..train.arguments import check_batch, check_names
     from .rows import Rows, check_rows, read_rows
 
+    check_names("evaluate", options, evaluate)
     check_layers("evaluate", gpu_layers, gpu_memory, **options)
     model = model_of(model, "evaluate")
     bound = adapter_of(adapter, model, "evaluate")

@@ -21,6 +21,7 @@ import numpy as np
 from ..base import memory
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import FileError, SettingError, TrainError
+from ..base.habits import hinted
 from ..base.interval import Interval
 from ..base.memory import resident_peak
 from ..data.dataset import Dataset
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 SAMPLES = "samples.jsonl"  # in the folder of a run
 
 
+@hinted
 def finetune(
     model: Model | str | os.PathLike[str],
     data: TokenData | str | os.PathLike[str],

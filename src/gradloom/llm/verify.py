@@ -19,6 +19,7 @@ import numpy as np
 
 from ..base.arguments import as_bool, one_line
 from ..base.errors import GradloomError, SettingError
+from ..base.habits import hinted
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches, switches
 from ..graph.graph import storage_leaf, update_target, view_base, written
@@ -75,6 +76,7 @@ class Verification:
         return all(c.holds for c in self.checks)
 
 
+@hinted
 def verify(
     model: Model | str | os.PathLike[str],
     data: TokenData | str | os.PathLike[str],

@@ -13,8 +13,10 @@ import numpy as np
 
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError, SettingError
+from ..base.habits import hinted
 from ..base.interval import Interval
 from ..data.dataset import Dataset
+from ..data.loader import DataLoader
 from ..nn.ensemble import Ensemble
 from ..optim.optimizer import Optimizer
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
@@ -39,6 +41,7 @@ from .trainer import Model, Trainer
 Data = Dataset | tuple[Any, Any] | np.ndarray
 
 
+@hinted
 def fit(
     model: Model,
     data: Data,
@@ -191,6 +194,7 @@ def fit(
     return loop.history
 
 
+@hinted
 def evaluate(
     model: Model,
     data: Data,
@@ -221,6 +225,7 @@ def evaluate(
     return result
 
 
+@hinted
 def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> Any:
     """The model's outputs for all rows of x, in order: an array [rows, ...], or, of a model with several outputs, a
     tuple, list or dict of arrays as the model gives them.
@@ -230,6 +235,8 @@ def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> A
     check_options("predict", options, predict, "dynamic")
     if isinstance(x, Dataset):
         raise DataError("predict: got a Dataset; need its rows alone, dataset.data (gl.evaluate reads labels, too)")
+    if isinstance(x, (tuple, list)) and len(x) == 2 and np.ndim(x[0]) != np.ndim(x[1]):
+        raise DataError("predict: got a pair; need the rows alone, x (gl.evaluate reads labels, too)")
     x = numbers("x", x)
     check_batch(batch_size)
     if x.ndim == 0 or not len(x):
@@ -289,4 +296,5 @@ def as_dataset(data: Data) -> Dataset:
         return Dataset(data)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return Dataset(*data)
-    raise DataError(f"data: got {type(data).__name__}; need a Dataset, a pair (x, y) or an array")
+    hint = "; use loader.dataset" if isinstance(data, DataLoader) else ""
+    raise DataError(f"data: got {type(data).__name__}; need a Dataset, a pair (x, y) or an array{hint}")

@@ -96,6 +96,11 @@ def _positional(function: Callable[..., Any]) -> int:
 
 def checked_metrics(metrics: Metrics | None) -> tuple[tuple[str, Metric], ...]:
     """Names and metrics; SettingError for a name that is another number's, or that history and monitors cannot tell."""
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise SettingError(
+            f"metrics: got {what_is(metrics)}; need a dict of functions, such as {{'mae': function}}; accuracy is "
+            "measured by itself where the loss is cross_entropy"
+        )
     named = []
     for name, one in (metrics or {}).items():
         usable = isinstance(name, str) and name.isprintable() and name and "." not in name
