@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..base.errors import SettingError
 from ..base.memory import resident_peak
 from ..base.settings import PRECISIONS
 from .common import (
@@ -23,6 +24,7 @@ from .common import (
     need_one_of,
     need_whole,
     say,
+    to_paste,
 )
 from .language import (
     DATA_HELP,
@@ -70,6 +72,11 @@ def evaluate(
     for name, value in (("context", context), ("batch-size", batch_size), ("threads", threads)):
         need_whole(name, value)
     need_one_of("precision", precision, PRECISIONS)
+    from .info_model import is_saved_model
+
+    if is_saved_model(model):
+        use = to_paste(["gradloom", "predict", model, data])
+        raise SettingError(f"{model}: is no GGUF model; for a model of gradloom fit, {use} prints its scores")
     layers = check_places("evaluate", device, gpu_layers, gpu_memory)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines

@@ -14,6 +14,7 @@ import typer
 
 from .. import __version__
 from ..base.errors import GradloomError
+from ..base.native import PACKAGE
 from ..base.uploads import shown_by
 from .chat import chat
 from .common import (
@@ -122,6 +123,10 @@ def _run(given: list[str]) -> int:
         return int(end.exit_code)
     except (StdoutError, BrokenPipeError) as error:
         return _unheard(error)
+    except ImportError as error:
+        if error.name != PACKAGE:
+            raise
+        return _refuse(str(error).removeprefix("gradloom: "))
     except (MemoryError, RecursionError, OverflowError, UnicodeError, OSError) as error:
         return _refuse(_what_failed(error))
     except Exception as error:

@@ -42,6 +42,7 @@ def rerun(
     need_place("out", out)
     need_whole("threads", threads)
     file = Path(run) / SETTINGS if os.path.isdir(run) else Path(run)
+    _need_settings(file)
     kind, command, about, values = _read(file)
     Asked(kind, values).settings()  # none is missing
     to = checked(out or _beside(file, kind, about), Place, "--out")
@@ -53,6 +54,17 @@ def rerun(
     here = {"out": to, "threads": threads, "exchange": exchange, "json": json}
     given = {name: value for name, value in here.items() if value is not None}
     return int(command(Asked(kind, given, ranks).beside(values, str(file))))
+
+
+def _need_settings(file: Path) -> None:
+    """FileError for what a run has written in place of the run, naming the folder of the run where there is one."""
+    from ..base.errors import FileError
+
+    if file.suffix in (".gguf", ".safetensors"):
+        folder = Path(run_beside(str(file))) if file.suffix == ".gguf" else file.parent
+        there = (folder / SETTINGS).exists()
+        need = f"use gradloom rerun {to_paste([str(folder)])}" if there else "need the folder of its run"
+        raise FileError(f"{file}: is what a run has written; {need}")
 
 
 def _read(file: Path) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:

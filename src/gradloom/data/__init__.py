@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..base.habits import missing_name
+from ..base.native import not_built
+
+try:
+    from .. import _cells  # noqa: F401 - the reader of tables
+except ImportError:
+    raise not_built() from None
+
 from .dataset import Batch, Dataset, split_rows
 from .loader import DataLoader
 from .preprocess import Preprocess

@@ -28,6 +28,7 @@ from .gpu_layers import GpuLayers, at, check_layers, layers_for, placed_options
 from .model import model_of
 
 if TYPE_CHECKING:
+    from .json_rows import Source
     from .model import Adapter, Model
     from .packing import TokenData
     from .rows import Rows
@@ -56,7 +57,7 @@ class Perplexity:
 @hinted
 def evaluate(
     model: Model | str | os.PathLike[str],
-    data: Rows | TokenData | str | os.PathLike[str],
+    data: Rows | TokenData | Source,
     adapter: Adapter | str | os.PathLike[str] | None = None,
     *,
     context: int | None = None,
@@ -71,9 +72,9 @@ def evaluate(
 
     model, adapter: objects, or the paths of their files. Without an adapter the model is as its file has it, whatever
     was trained: trained weights, of method="full" too, are in the adapter of finetune's run. data: a path (.txt,
-    .jsonl, or a folder with test.jsonl), TokenData, or what read_rows gave (these two are rows already: context and
-    data_options are settings of a path). batch_size: rows at once, about 512 tokens of them. on_progress: called with
-    (rows done, rows, what was measured so far). gpu_layers, gpu_memory: as generate's. options go to gl.compile
+    .jsonl, .json, or a folder with test.jsonl), a list of dicts, TokenData, or what read_rows gave (these two are rows
+    already: context and data_options are settings of the others). batch_size: rows at once, about 512 tokens of them.
+    on_progress: called with (rows done, rows, what was measured so far). gpu_layers, gpu_memory: as generate's. options go to gl.compile
     (threads=, ...).
     Raises DataError for data without a token that counts.
     """

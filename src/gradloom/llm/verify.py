@@ -32,10 +32,12 @@ from ..transform.passes import rewrite
 from ..transform.program import Program, gather
 from .arguments import refuse_settings
 from .finetune import Run
+from .json_rows import is_samples
 from .model import model_of
 
 if TYPE_CHECKING:
     from ..graph.value import Value
+    from .json_rows import Source
     from .model import Adapter, Model
     from .packing import TokenData
 
@@ -79,7 +81,7 @@ class Verification:
 @hinted
 def verify(
     model: Model | str | os.PathLike[str],
-    data: TokenData | str | os.PathLike[str],
+    data: TokenData | Source,
     adapter: Adapter | str | os.PathLike[str] | None = None,
     *,
     context: int | None = None,
@@ -115,7 +117,7 @@ def verify(
     backend(device, chosen)  # for its error, before anything is read
     model = model_of(model, "verify")
     reference = as_bool("reference", reference)
-    if context is None and isinstance(data, (str, os.PathLike)):
+    if context is None and (isinstance(data, (str, os.PathLike)) or is_samples(data)):
         context = min(TOKENS, model.config.context_length)
     run = Run(
         model, data, adapter,
