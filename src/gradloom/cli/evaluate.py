@@ -25,6 +25,7 @@ from .common import (
     need_whole,
     say,
     to_paste,
+    warn,
 )
 from .language import (
     DATA_HELP,
@@ -110,10 +111,10 @@ def evaluate(
         )
     except KeyboardInterrupt as stopped:
         if shown.so_far is None:
-            say("interrupted")
+            warn("interrupted")
             return exit_code(stopped)
         measured, code = shown.so_far, exit_code(stopped)
-        say(f"interrupted after {measured.rows:,} of {len(rows.tokens):,} rows")
+        warn(f"interrupted after {measured.rows:,} of {len(rows.tokens):,} rows")
     speed = measured.rows * rows.tokens.shape[1] / max(measured.seconds, 1e-9)
     result: dict[str, Any] = {
         "model": model, "data": data, "lora": lora, "perplexity": measured.perplexity,

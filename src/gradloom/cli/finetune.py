@@ -21,9 +21,11 @@ from .common import (
     json_text,
     saved_weights,
     say,
+    shows_reports,
     to_paste,
     told_when_stopped,
     uninterrupted,
+    warn,
     with_more,
 )
 from .config import Asked, command
@@ -163,7 +165,7 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     with uninterrupted() as interruptible:
         try:
             with interruptible():
-                run.train()
+                run.train(progress=shows_reports())
             interruption = run.interruption
         except KeyboardInterrupt as stop:  # before the training began, or after its end
             if not run.steps:
@@ -184,17 +186,17 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
             raise with_more(error, kept) from None
         is_cut = run.interrupted or (run.saver is not None and run.saver.time_is_up)
         if is_cut and not run.steps:
-            say("there is nothing to save yet")
+            warn("there is nothing to save yet")
             _tell_nothing(run, use, interruption is not None)
             return 0 if interruption is None else exit_code(interruption)
         run.save(use.out)
     if run.interrupted:
-        say(f"what was trained so far is in {place}")
+        warn(f"what was trained so far is in {place}")
     if is_cut:
         places = ["--out", os.path.abspath(place)]
         if use.run != run_beside(place):
             places += ["--run", os.path.abspath(str(use.run))]
-        say(f"after step {run.steps:,}; go on with: {going_on('finetune', places, run.ranks, use.exchange)}")
+        warn(f"after step {run.steps:,}; go on with: {going_on('finetune', places, run.ranks, use.exchange)}")
     report = run.report | {"data_file": use.data, "out": place}
     if not is_cut and (test := data_files(use.data).test) is not None and is_root(run.ranks):
         measured = evaluate(

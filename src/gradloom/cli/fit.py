@@ -9,7 +9,17 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .common import exit_code, going_on, heed_signals, json_text, say, told_when_stopped, uninterrupted, with_more
+from .common import (
+    exit_code,
+    going_on,
+    heed_signals,
+    json_text,
+    shows_reports,
+    told_when_stopped,
+    uninterrupted,
+    warn,
+    with_more,
+)
 from .config import Asked, command
 from .fit_report import (
     Job,
@@ -105,7 +115,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
         interrupted = isinstance(stop, KeyboardInterrupt)
         if stop is not None and not steps:
             if interrupted:
-                say("interrupted before the first step; nothing is saved")
+                warn("interrupted before the first step; nothing is saved")
                 if job.use.json and is_root(job.ranks):
                     nothing = {"steps": 0, "ending": "interrupted", "interrupted": True, "model": None}
                     print(json_text(measure(job, seconds) | nothing))
@@ -145,10 +155,10 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
                 save(job.model(ending, result), path)
                 write_result(report, result)
     if interrupted:
-        say(f"interrupted; {kept}")
+        warn(f"interrupted; {kept}")
     if (interrupted or job.time_is_up) and not bad:
         line = going_on("fit", ["--out", os.path.abspath(job.use.out)], job.ranks, job.use.exchange)
-        say(f"after step {steps:,}; go on with: {line}")
+        warn(f"after step {steps:,}; go on with: {line}")
     if is_root(job.ranks):
         if not interrupted:
             summarise(job, result)
@@ -203,6 +213,7 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         class_weight=use.class_weight,
         on_nonfinite=use.on_nonfinite,
         callbacks=[*job.stopping, job.watch],
+        progress=shows_reports(),
         precision=use.precision,
         threads=use.threads,
         device=use.device,

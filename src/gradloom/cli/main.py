@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import os
 import re
@@ -18,17 +19,19 @@ from ..base.native import PACKAGE
 from ..base.uploads import shown_by
 from .chat import chat
 from .common import (
+    Quiet,
     StdoutError,
     exit_code,
     give_up_stdout,
     late_exit_code,
     printable,
     remember,
-    say,
     say_last,
+    show_reports,
     signals,
     streams,
     unheard_exit_code,
+    warn,
 )
 from .doctor import doctor
 from .evaluate import evaluate
@@ -63,14 +66,29 @@ def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
         try:
             return command(*arguments, **options)
         except KeyboardInterrupt as stop:
-            say("gradloom: interrupted")
+            warn("gradloom: interrupted")
             return exit_code(stop)
 
     return call
 
 
+def _with_quiet(command: Callable[..., int]) -> Callable[..., int]:
+    """A command with the option --quiet."""
+
+    @functools.wraps(command)
+    def call(*arguments: Any, quiet: bool = False, **options: Any) -> int:
+        show_reports(not quiet)
+        return command(*arguments, **options)
+
+    signature = inspect.signature(command, eval_str=True)  # what the parser reads
+    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    call.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    call.__annotations__ = {**command.__annotations__, "quiet": Quiet}
+    return call
+
+
 for one in (fit, predict, finetune, rerun, runs, generate, chat, evaluate, plan, verify, info, merge, doctor):
-    app.command()(_stoppable(one))
+    app.command()(_stoppable(one if one in (runs, info, doctor) else _with_quiet(one)))
 
 
 def _version(wanted: bool) -> None:
@@ -117,7 +135,7 @@ def _run(given: list[str]) -> int:
     except GradloomError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort) as stop:
-        say("gradloom: interrupted")
+        warn("gradloom: interrupted")
         return exit_code(stop)
     except typer.Exit as end:
         return int(end.exit_code)

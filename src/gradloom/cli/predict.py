@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..base.settings import PRECISIONS
-from .common import Device, Precision, json_text, need_one_of
+from .common import Device, Precision, json_text, need_one_of, say, warn
 from .run_settings import check_device
 
 _ROWS = 4096  # written at a time
@@ -68,8 +68,10 @@ def predict(
     with opened_data as path:
         features, targets, notes, problems = features_of(path, preprocess)
         kept = kept_columns(path, names, preprocess) if names else {}
-    for note in notes + problems:
-        print(note, file=sys.stderr)
+    for note in notes:
+        say(note)
+    for problem in problems:
+        warn(problem)
     try:
         outputs = opened.outputs(features, precision=precision, device=device)
     except DataError as error:
@@ -77,12 +79,12 @@ def predict(
     if out is not None:
         with atomic_write(out) as file:
             file.writelines(text.encode() for text in _csv(opened, outputs, kept))
-        print(f"{len(outputs):,} predictions in {out}", file=sys.stderr)
+        say(f"{len(outputs):,} predictions in {out}")
     elif not json:
         sys.stdout.writelines(_csv(opened, outputs, kept))
     agreement = {} if targets is None else _agreement(outputs, targets, preprocess)
     if targets is not None:
-        print(_shown(agreement, preprocess), file=sys.stderr)
+        say(_shown(agreement, preprocess))
     if json:
         answer = {
             "model": model, "data": data, "task": preprocess.task, "target": preprocess.target,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Exchange, Json, Parallel, Threads, join, need_place, need_whole, say, to_paste
+from .common import Exchange, Json, Parallel, Threads, join, need_place, need_whole, to_paste, warn
 from .config import Asked
 from .finetune import run as run_finetune
 from .finetune_settings import FinetuneSettings, run_beside
@@ -142,7 +142,7 @@ def _say_what_differs(about: dict[str, Any], values: dict[str, Any], folder: Pat
         other.append("gradients were exchanged with --exchange fast")
     other += [f"the run went on {text}" for text in (read_run(folder) or {}).get("went_on", ())]
     if other:
-        say(f"the same bits are not promised: {'; '.join(other)}")
+        warn(f"the same bits are not promised: {'; '.join(other)}")
 
 
 def _beside(file: Path, kind: Any, about: dict[str, Any]) -> str:

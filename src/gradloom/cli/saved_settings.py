@@ -128,12 +128,26 @@ def is_finished(asked: Asked[Any], folder: str | os.PathLike[str], *outputs: str
             saved, known = read(asked.kind, file), settings_of(asked.kind)
             given = {name: value for name, value in asked.values.items() if name not in asked.files}
             done = all(saved.get(name) == value for name, value in given.items() if known[name].is_saved)
-            done = done and not given.get("overwrite")
+            done = done and not given.get("overwrite") and _same_inputs(parse_toml(file).get("run"), saved)
         if done and about is not None:
             say(f"{os.fspath(folder)}: this run has finished, after {about['step']:,} steps; nothing is changed")
             if asked.values.get("json"):
                 print(json_text({"run": os.fspath(folder), "state": "finished", "steps": about["step"]}))
     return done if asked.ranks is None else bool(asked.ranks.gather(done)[0])
+
+
+def _same_inputs(about: Any, values: Mapping[str, Any]) -> bool:
+    """Whether the files that the run has read hold what they held. about: the table [run] of its settings."""
+    digests = about.get("digests") if isinstance(about, dict) else None
+    for name, then in (digests if isinstance(digests, dict) else {}).items():
+        setting, _, key = name.partition(".")
+        path = values.get(setting)
+        try:
+            if digest(str(path.get(key) if isinstance(path, dict) else path)) != then:
+                return False
+        except (OSError, FileError):
+            return False
+    return True
 
 
 def _without_settings(folder: Path, missing: list[str]) -> str:

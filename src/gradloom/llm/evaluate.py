@@ -74,8 +74,8 @@ def evaluate(
     was trained: trained weights, of method="full" too, are in the adapter of finetune's run. data: a path (.txt,
     .jsonl, .json, or a folder with test.jsonl), a list of dicts, TokenData, or what read_rows gave (these two are rows
     already: context and data_options are settings of the others). batch_size: rows at once, about 512 tokens of them.
-    on_progress: called with (rows done, rows, what was measured so far). gpu_layers, gpu_memory: as generate's. options go to gl.compile
-    (threads=, ...).
+    on_progress: called with (rows done, rows, what was measured so far). gpu_layers, gpu_memory: as generate's. options
+    go to gl.compile (threads=, ...).
     Raises DataError for data without a token that counts.
     """
     from ..train.arguments import check_batch, check_names
