@@ -127,13 +127,18 @@ def is_finished(asked: Asked[Any], folder: str | os.PathLike[str], *outputs: str
         if about is not None and whole and not is_locked(Path(folder), True):
             saved, known = read(asked.kind, file), settings_of(asked.kind)
             given = {name: value for name, value in asked.values.items() if name not in asked.files}
-            done = all(saved.get(name) == value for name, value in given.items() if known[name].is_saved)
+            done = all(_same(saved.get(name), value) for name, value in given.items() if known[name].is_saved)
             done = done and not given.get("overwrite") and _same_inputs(parse_toml(file).get("run"), saved)
         if done and about is not None:
             say(f"{os.fspath(folder)}: this run has finished, after {about['step']:,} steps; nothing is changed")
             if asked.values.get("json"):
                 print(json_text({"run": os.fspath(folder), "state": "finished", "steps": about["step"]}))
     return done if asked.ranks is None else bool(asked.ranks.gather(done)[0])
+
+
+def _same(saved: Any, given: Any) -> bool:
+    """Whether a setting is the saved one; paths are saved whole."""
+    return bool(saved == given or (isinstance(given, str) and os.path.abspath(given) == saved))
 
 
 def _same_inputs(about: Any, values: Mapping[str, Any]) -> bool:

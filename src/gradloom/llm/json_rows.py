@@ -108,7 +108,7 @@ def _kind(value: object) -> str:
 def text_blocks(path: str) -> Iterator[str]:
     """The text of a file, block by block; DataError for what is no UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    at = 0
+    at, begun = 0, False
     with open(path, "rb") as file:
         while True:
             data = file.read(_READ)
@@ -119,7 +119,8 @@ def text_blocks(path: str) -> Iterator[str]:
                 raise DataError(
                     f"{path}: byte {at - held + error.start} is not UTF-8 ({error.reason}); need a text in UTF-8"
                 ) from None
-            yield text.removeprefix("\ufeff") if at == 0 else text
+            yield text if begun else text.removeprefix("\ufeff")
+            begun = begun or text != ""
             at += len(data)
             if not data:
                 return
