@@ -173,3 +173,11 @@ def test_the_first_command_of_the_readme_prints_what_it_shows(
     assert block and main(["fit", "examples/data/digits.npz"]) == 0
     out, err = capsys.readouterr()
     _same_transcript(block[1], err + out)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bench").glob("*.py")), ids=lambda path: path.name)
+def test_a_script_of_bench_finds_the_folders_that_it_imports(path: Path) -> None:
+    """`python bench/x.py` has bench/ on the path, and not the project folder."""
+    text = path.read_text()
+    if re.search(r"^ *from (examples|tests)\b", text, re.M):
+        assert re.search(r"^ *sys\.path\.(insert|append)\(", text, re.M)

@@ -157,6 +157,7 @@ gl.Tensor([1, 2]) -> TypeError: gl.tensor
 
 # Language models: habits of transformers, PEFT, TRL and llama.cpp
 LANGUAGE_MODELS = """
+gl.llm.finetune(model, "d.jsonl", lr=lambda step, epoch: 1e-3, **kw) -> SettingError: optimizer=gl.optim.AdamW
 gl.llm.AutoModelForCausalLM.from_pretrained(M) -> AttributeError: gl.llm.load
 gl.llm.Llama(M) -> AttributeError: gl.llm.load
 gl.llm.load(M, n_ctx=512) -> TypeError: gl.llm.evaluate
