@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # examples/
 import gradloom as gl
 from examples.random_gguf import write_random
 from gradloom.gpu.backend import GpuExecutable, place_of

@@ -150,7 +150,7 @@ def test_settings_are_checked_as_they_are_set(change, message):
     with pytest.raises(SettingError, match=message):
         change(opt)
     assert opt.lr == 0.1
-    with pytest.raises(AttributeError, match="SGD has no momentun; did you mean momentum"):
+    with pytest.raises(AttributeError, match="momentun'; did you mean momentum"):
         _ = opt.momentun
 
 

@@ -147,3 +147,37 @@ def _same_but_for_rounding(lines: list[str], fresh: list[str]) -> None:
         assert re.sub(number, "#", line) == re.sub(number, "#", new), update
         seen, wanted = ([float(n) for n in re.findall(number, each)] for each in (line, new))
         assert seen == pytest.approx(wanted, rel=0.1, abs=0.02), (line, new, update)
+
+
+_MEASURED = r"\d[\d.,]*(?: k)? (?:rows/s|MB|kB|s left)|time .*|memory .*"  # speeds, times and bytes
+
+
+def _same_transcript(shown: str, printed: str) -> None:
+    """The same lines, but for speeds, times, bytes and lines of progress between the first and the last epoch."""
+    made = []
+    for text in (shown, printed):
+        lines = [re.sub(r"epoch (\d+)/\1 ", "last epoch ", line.strip()) for line in text.strip().splitlines()]
+        lines = [line for line in lines if not re.match(r"epoch (?!1/)\d+/", line)]
+        made.append([re.sub(_MEASURED, "#", line) for line in lines])
+    assert made[0] == made[1]
+
+
+def test_the_first_command_of_the_readme_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gradloom.cli.main import main
+
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    block = re.search(r"<!-- digits -->(.*?)<!-- /digits -->", (ROOT / "README.md").read_text(), re.S)
+    assert block and main(["fit", "examples/data/digits.npz"]) == 0
+    out, err = capsys.readouterr()
+    _same_transcript(block[1], err + out)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bench").glob("*.py")), ids=lambda path: path.name)
+def test_a_script_of_bench_finds_the_folders_that_it_imports(path: Path) -> None:
+    """`python bench/x.py` has bench/ on the path, and not the project folder."""
+    text = path.read_text()
+    if re.search(r"^ *from (examples|tests)\b", text, re.M):
+        assert re.search(r"^ *sys\.path\.(insert|append)\(", text, re.M)

@@ -114,7 +114,7 @@ def test_circles_are_seen() -> None:
 
 
 LINES = 470  # a file that is longer is two files
-LONG = {"plan/check.py": "one proof", "ops/elementwise.py": "one table"}
+LONG = {"plan/check.py": "one proof", "ops/elementwise.py": "one table", "base/habit_names.py": "one table"}
 
 
 def test_files_have_one_subject() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .base.habits import missing_name
 from .base.locks import building
 
 if TYPE_CHECKING:
@@ -133,7 +134,10 @@ _MODULES = ("data", "llm", "nn", "ops", "optim", "parallel", "sklearn", "train")
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME and name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if not name.startswith("_"):
+            for module in ("nn", "optim", "train"):  # the error looks for the name there
+                import_module(f".{module}", __name__)
+        raise missing_name(__name__, name)
     with building:  # a fork waits: a child would wait for ever for an import that another thread had begun
         if name in _MODULES:
             value = import_module(f".{name}", __name__)

@@ -14,7 +14,7 @@ from gradloom.graph.declare import op
 from gradloom.graph.graph import reachable
 from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.value import Value
-from gradloom.nn.module import uniform
+from gradloom.nn.initial import uniform
 from gradloom.run.numpy_backend import evaluate
 
 

@@ -99,7 +99,7 @@ def test_texts_that_are_too_short_or_no_texts(tmp_path):
 
 def test_a_text_is_read_in_blocks(tmp_path, monkeypatch):
     """Characters on the border of blocks, the mark at the start of a file, control tokens by name."""
-    monkeypatch.setattr("gradloom.llm.data._READ", 5)
+    monkeypatch.setattr("gradloom.llm.json_rows._READ", 5)
     tok = tokenizer()
     content = "aé漢🦙" * 20 + "<|endoftext|>the\r\n"
     ids = read_samples(text(tmp_path, b"\xef\xbb\xbf" + content.encode()), tok).tokens.tolist()

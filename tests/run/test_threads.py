@@ -25,7 +25,7 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.base.errors import BackendError, DataError, GradientError, GradloomError, TrainError
-from gradloom.nn.module import filled
+from gradloom.nn.initial import filled
 from tests import processes
 
 LOADS = 12  # how many share the time

@@ -358,9 +358,9 @@ def test_unknown_arguments_are_named_with_the_nearest_known():
     samples = [(X[:8], Y[:8])]
     for call, message in (
         (lambda: gl.fit(net(), (X, Y), batchsize=8), r"fit: batchsize is not an argument; did you mean batch_size\?"),
-        (lambda: gl.fit(net(), (X, Y), epoch=8), r"fit: epoch is not an argument; did you mean epochs\?"),
+        (lambda: gl.fit(net(), (X, Y), epoch=8), r"fit: epoch is not an argument; use epochs="),
         (lambda: gl.fit(net(), (X, Y), thread=1), r"fit: thread is not an argument; did you mean threads\?"),
-        (lambda: gl.evaluate(net(), (X, Y), batch=8), r"evaluate: batch is not an arg.*; did you mean batch_size\?"),
+        (lambda: gl.evaluate(net(), (X, Y), batch=8), r"evaluate: batch is not an arg.*; use batch_size="),
         (lambda: gl.predict(net(), X, weights=W), r"predict: weights is not an argument"),
         (lambda: gl.Trainer(net(), optimiser=None), r"Trainer: optimiser is not an arg.*; did you mean optimizer\?"),
         (

@@ -12,7 +12,7 @@ import typer
 from ..base import interrupts
 from ..base.errors import DataError
 from ..base.settings import PRECISIONS
-from .common import Device, GpuLayers, GpuMemory, Precision, Threads, need_one_of, need_whole, say
+from .common import Device, GpuLayers, GpuMemory, Precision, Threads, need_one_of, need_whole, say, warn
 from .generate import Shown
 from .language import Lora, Temperature, Template, TopK, TopP, load_adapter, read_template
 from .run_settings import check_places, shown_layers
@@ -85,7 +85,7 @@ def chat(
             told = True
             say(shown_layers(reply.layers))
         if conversation.forgotten > before:
-            say(
+            warn(
                 f"the context is full: the oldest {conversation.forgotten} messages are left out of what the model sees"
             )
         if reply.ended == "length":
@@ -94,13 +94,13 @@ def chat(
                 if conversation.max_tokens < loaded.config.context_length // 2
                 else "half of the context is the most"
             )
-            say(f"the reply was cut after {len(reply.tokens)} tokens; {more}")
+            warn(f"the reply was cut after {len(reply.tokens)} tokens; {more}")
     return code
 
 
 def _left_out(error: DataError) -> int:
     """Say why a turn is left out: the conversation goes on. The exit code, which tells a program that wrote it."""
-    say(f"gradloom: {error}")
+    warn(f"gradloom: {error}")
     return 0 if sys.stdin.isatty() else 2
 
 
@@ -124,12 +124,12 @@ def _turns() -> Iterator[str | DataError]:
             line = _typed() if is_terminal else _line_of_stdin(number)
         except EOFError:
             if is_terminal:
-                say("")
+                warn("")
             return
         except KeyboardInterrupt as stop:
             if not _is_of_a_person(stop):
                 raise
-            say("\n/quit or Ctrl-D ends")
+            warn("\n/quit or Ctrl-D ends")
             continue
         except DataError as error:
             yield error

@@ -47,7 +47,9 @@ GPU_MEMORY = typer.Option(
 )
 GpuMemory = Annotated[str | None, GPU_MEMORY]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no report on stderr: warnings and errors alone.")]
 _quiet = False  # this process is one that says nothing
+_reports = True  # progress and reports are shown: there is no --quiet
 _ranks: Communicator | None = None
 _words: list[str] = []  # the command, without the program's name
 
@@ -55,6 +57,18 @@ _words: list[str] = []  # the command, without the program's name
 def remember(words: Sequence[str]) -> None:
     """This process runs this command."""
     _words[:] = words
+    show_reports(True)
+
+
+def show_reports(shown: bool) -> None:
+    """Whether this command shows progress and reports."""
+    global _reports
+    _reports = shown
+
+
+def shows_reports() -> bool:
+    """This process shows progress and reports: it is rank 0 of a command without --quiet."""
+    return _reports and not _quiet
 
 
 def command_line() -> list[str]:
@@ -89,7 +103,7 @@ def _hint_at_parallel() -> None:
 
     if launched() > 1 and launched_first():
         each = "each does the whole work and writes to the same place"
-        say(f"mpiexec started {launched()} processes, and {each}; --parallel mpi splits each batch over them")
+        warn(f"mpiexec started {launched()} processes, and {each}; --parallel mpi splits each batch over them")
 
 
 def is_quiet() -> bool:
@@ -107,7 +121,13 @@ def say_last(line: str) -> None:
 
 
 def say(text: str) -> None:
-    """A line on stderr, or several."""
+    """A report on stderr: a line, or several."""
+    if _reports:
+        warn(text)
+
+
+def warn(text: str) -> None:
+    """A warning on stderr, which --quiet leaves: a line, or several."""
     if not _quiet:
         print(printable(text), file=sys.stderr, flush=True)
 
@@ -209,7 +229,7 @@ def saved_weights(loop: Any, epochs: int) -> str:
 
 def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
     """Names and texts in two columns, on stdout by default."""
-    if _quiet:
+    if _quiet or (file is sys.stderr and not _reports):
         return
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
@@ -320,7 +340,7 @@ def with_more(error: Exception, more: str) -> Exception:
         return MemoryError(f"{error}; {more}")
     if isinstance(error, GradloomError):
         return type(error)(f"{error}; {more}")
-    say(more)
+    warn(more)
     return error
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..base.errors import NonFiniteError
+from ..base.errors import NonFiniteError, SettingError
 from ..base.memory import resident_peak
 from ..base.settings import PRECISIONS
 from .common import (
@@ -25,6 +25,8 @@ from .common import (
     need_one_of,
     need_whole,
     say,
+    to_paste,
+    warn,
 )
 from .language import (
     DATA_HELP,
@@ -72,6 +74,11 @@ def evaluate(
     for name, value in (("context", context), ("batch-size", batch_size), ("threads", threads)):
         need_whole(name, value)
     need_one_of("precision", precision, PRECISIONS)
+    from .info_model import is_saved_model
+
+    if is_saved_model(model):
+        use = to_paste(["gradloom", "predict", model, data])
+        raise SettingError(f"{model}: is no GGUF model; for a model of gradloom fit, {use} prints its scores")
     layers = check_places("evaluate", device, gpu_layers, gpu_memory)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
@@ -105,10 +112,10 @@ def evaluate(
         )
     except KeyboardInterrupt as stopped:
         if shown.so_far is None:
-            say("interrupted")
+            warn("interrupted")
             return exit_code(stopped)
         measured, code = shown.so_far, exit_code(stopped)
-        say(f"interrupted after {measured.rows:,} of {len(rows.tokens):,} rows")
+        warn(f"interrupted after {measured.rows:,} of {len(rows.tokens):,} rows")
     if math.isinf(measured.perplexity):
         nothing = math.log(loaded.config.vocab_size)  # the loss of a model that knows nothing
         raise NonFiniteError(

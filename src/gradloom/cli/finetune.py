@@ -21,15 +21,17 @@ from .common import (
     json_text,
     saved_weights,
     say,
+    shows_reports,
     to_paste,
     told_when_stopped,
     uninterrupted,
+    warn,
     with_more,
 )
 from .config import Asked, command
 from .finetune_settings import FinetuneSettings, inputs_of, reading, resumed, run_beside, settle, trained, training
 from .run_settings import shown_layers
-from .saved_settings import SETTINGS, Inputs, digest, saved, share_digests
+from .saved_settings import SETTINGS, Inputs, digest, is_finished, saved, share_digests
 
 if TYPE_CHECKING:
     from ..llm.finetune import Run
@@ -44,6 +46,12 @@ def run(asked: Asked[FinetuneSettings]) -> int:
     far is saved, and --resume goes on.
     """
     asked = resumed(asked)
+    if asked.values.get("resume") and "out" in asked.values:
+        from ..llm.lora import files_of_adapter
+
+        out = str(asked.values["out"])
+        if is_finished(asked, asked.values.get("run") or run_beside(out), *map(str, files_of_adapter(out))):
+            return 0
     with asked.naming_places(), contextlib.ExitStack() as claimed:
         use = settle(asked)
         with told_when_stopped(use.json, model=use.model, data_file=use.data, out=None):
@@ -160,7 +168,7 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     with uninterrupted() as interruptible:
         try:
             with interruptible():
-                run.train()
+                run.train(progress=shows_reports())
             interruption = run.interruption
         except KeyboardInterrupt as stop:  # before the training began, or after its end
             if not run.steps:
@@ -181,17 +189,17 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
             raise with_more(error, kept) from None
         is_cut = run.interrupted or (run.saver is not None and run.saver.time_is_up)
         if is_cut and not run.steps:
-            say("there is nothing to save yet")
+            warn("there is nothing to save yet")
             _tell_nothing(run, use, interruption is not None)
             return 0 if interruption is None else exit_code(interruption)
         run.save(use.out)
     if run.interrupted:
-        say(f"what was trained so far is in {place}")
+        warn(f"what was trained so far is in {place}")
     if is_cut:
         places = ["--out", os.path.abspath(place)]
         if use.run != run_beside(place):
             places += ["--run", os.path.abspath(str(use.run))]
-        say(f"after step {run.steps:,}; go on with: {going_on('finetune', places, run.ranks, use.exchange)}")
+        warn(f"after step {run.steps:,}; go on with: {going_on('finetune', places, run.ranks, use.exchange)}")
     report = run.report | {"data_file": use.data, "out": place}
     if not is_cut and (test := data_files(use.data).test) is not None and is_root(run.ranks):
         measured = evaluate(

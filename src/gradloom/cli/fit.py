@@ -9,7 +9,17 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .common import exit_code, going_on, heed_signals, json_text, say, told_when_stopped, uninterrupted, with_more
+from .common import (
+    exit_code,
+    going_on,
+    heed_signals,
+    json_text,
+    shows_reports,
+    told_when_stopped,
+    uninterrupted,
+    warn,
+    with_more,
+)
 from .config import Asked, command
 from .fit_report import (
     Job,
@@ -21,7 +31,7 @@ from .fit_report import (
     write_result,
 )
 from .fit_settings import FitSettings, Group, prepared, rows_of, settle
-from .saved_settings import SETTINGS, Inputs, beside_run
+from .saved_settings import SETTINGS, Inputs, beside_run, is_finished
 from .setting import settings_of
 
 if TYPE_CHECKING:
@@ -36,7 +46,12 @@ def run(asked: Asked[FitSettings]) -> int:
     bring no test rows, a fifth of them is held out and measured at the end.
     """
     asked = beside_run(asked, asked.values.get("out", settings_of(FitSettings)["out"].default))
+    from .model import MODEL, RESULT
+
+    out = str(asked.values.get("out", settings_of(FitSettings)["out"].default))
     with asked.naming_places():
+        if is_finished(asked, out, *(os.path.join(out, name) for name in (MODEL, RESULT))):
+            return 0
         return _fit(prepared(asked.settings()), asked.ranks)
 
 
@@ -101,7 +116,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
         interrupted = isinstance(stop, KeyboardInterrupt)
         if stop is not None and not steps:
             if interrupted:
-                say("interrupted before the first step; nothing is saved")
+                warn("interrupted before the first step; nothing is saved")
                 if job.use.json and is_root(job.ranks):
                     nothing = {"steps": 0, "ending": "interrupted", "interrupted": True, "model": None}
                     print(json_text(measure(job, seconds) | nothing))
@@ -141,10 +156,10 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
                 save(job.model(ending, result), path)
                 write_result(report, result)
     if interrupted:
-        say(f"interrupted; {kept}")
+        warn(f"interrupted; {kept}")
     if (interrupted or job.time_is_up) and not bad:
         line = going_on("fit", ["--out", os.path.abspath(job.use.out)], job.ranks, job.use.exchange)
-        say(f"after step {steps:,}; go on with: {line}")
+        warn(f"after step {steps:,}; go on with: {line}")
     if not interrupted:
         check_losses(job, result)
     if is_root(job.ranks):
@@ -201,6 +216,7 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         class_weight=use.class_weight,
         on_nonfinite=use.on_nonfinite,
         callbacks=[*job.stopping, job.watch],
+        progress=shows_reports(),
         precision=use.precision,
         threads=use.threads,
         device=use.device,

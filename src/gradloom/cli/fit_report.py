@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import NonFiniteError
 from ..base.memory import resident_peak
-from .common import columns, json_text, saved_weights, say, to_paste
+from .common import columns, json_text, saved_weights, say, to_paste, warn
 from .fit_settings import MAY_CHANGE, FitSettings, rows_of
 from .saved_settings import Inputs, saved
 from .setting import settings_of, shown
@@ -84,7 +84,7 @@ class Job:
 
         self.warnings.append(text)
         if is_root(self.ranks):
-            say(f"warning: {text}")
+            warn(f"warning: {text}")
 
     @property
     def data(self) -> Dataset:
@@ -350,7 +350,7 @@ def announce(job: Job) -> None:
         classes = ", ".join(made.classes[:10]) + (", ..." if len(made.classes) > 10 else "")
         say(f"  {len(made.classes)} classes: {classes}")
     for text in job.warnings:
-        say(f"  warning: {text}")
+        warn(f"  warning: {text}")
     sizes = "-".join(str(s) for s in (made.inputs, *use.hidden, made.outputs))
     members = f"{use.ensemble} networks " if use.ensemble > 1 else ""
     dropout = f"dropout {use.dropout:g}, " if use.dropout else ""

@@ -99,6 +99,9 @@ def describe(file: GGUF) -> dict[str, Any]:
         facts |= {name: _value(metadata, f"tokenizer.{key}") for name, key in VOCABULARY.items()}
         tokens = file.fields.get("tokenizer.ggml.tokens")
         facts["vocabulary"] = tokens.count if tokens is not None and tokens.kind == "array" else None
+        for name in ("bos", "eos", "pad"):  # converters write -1, which is 4294967295 in u32, for none
+            if isinstance(facts[name], int) and not 0 <= facts[name] < (facts["vocabulary"] or 1 << 31):
+                facts[name] = None
         facts["chat_template"] = "tokenizer.chat_template" in metadata
         facts["file_type"] = _file_type(metadata.get("general.file_type"))
         facts["supported"] = _supported(str(architecture))
@@ -188,7 +191,13 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("rope", [*rope, ("rope_factor", "factor {}")]),
         ("vocabulary", vocabulary),
     ):
-        shown = [text.format(_short(facts[name], 40)) for name, text in parts if facts[name] is not None]
+        ids = {f"tokenizer.{VOCABULARY[name]}": name for name in ("bos", "eos", "pad")}
+        unset = {name for key, name in ids.items() if key in facts["metadata"] and facts[name] is None}
+        shown = [
+            text.format("none" if name in unset else _short(facts[name], 40))
+            for name, text in parts
+            if facts[name] is not None or name in unset
+        ]
         if title == "vocabulary" and shown:
             shown.append("chat template" if facts["chat_template"] else "no chat template")
         if shown:

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from ..llm.lora import LoRA, TrainedTensors
     from ..llm.model import Model
 
-DATA_HELP = "A .txt, a .jsonl of text, prompt and completion, or messages, or a folder with train, valid, test.jsonl."
+DATA_HELP = (
+    "A .txt, a .jsonl or .json of text, prompt and completion, or messages, or a folder with train, valid, test.jsonl."
+)
 # Options of the data, as parameters of a command
 TextKey = Annotated[str | None, typer.Option("--text-key", help="Key of a text in .jsonl. [default: text]")]
 PromptKey = Annotated[

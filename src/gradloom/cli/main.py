@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -14,21 +16,24 @@ import typer
 from .. import __version__
 from ..base.errors import GradloomError
 from ..base.memory import need_start_memory
+from ..base.native import PACKAGE
 from ..base.settings import core_count
 from ..base.uploads import shown_by
 from .chat import chat
 from .common import (
+    Quiet,
     StdoutError,
     exit_code,
     give_up_stdout,
     late_exit_code,
     printable,
     remember,
-    say,
     say_last,
+    show_reports,
     signals,
     streams,
     unheard_exit_code,
+    warn,
 )
 from .doctor import doctor
 from .evaluate import evaluate
@@ -64,14 +69,29 @@ def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
         try:
             return command(*arguments, **options)
         except KeyboardInterrupt as stop:
-            say("gradloom: interrupted")
+            warn("gradloom: interrupted")
             return exit_code(stop)
 
     return call
 
 
+def _with_quiet(command: Callable[..., int]) -> Callable[..., int]:
+    """A command with the option --quiet."""
+
+    @functools.wraps(command)
+    def call(*arguments: Any, quiet: bool = False, **options: Any) -> int:
+        show_reports(not quiet)
+        return command(*arguments, **options)
+
+    signature = inspect.signature(command, eval_str=True)  # what the parser reads
+    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    call.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    call.__annotations__ = {**command.__annotations__, "quiet": Quiet}
+    return call
+
+
 for one in (fit, predict, finetune, rerun, runs, generate, chat, evaluate, plan, verify, info, merge, doctor):
-    app.command()(_stoppable(one))
+    app.command()(_stoppable(one if one in (runs, info, doctor) else _with_quiet(one)))
 
 
 def _version(wanted: bool) -> None:
@@ -118,12 +138,16 @@ def _run(given: list[str]) -> int:
     except GradloomError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort) as stop:
-        say("gradloom: interrupted")
+        warn("gradloom: interrupted")
         return exit_code(stop)
     except typer.Exit as end:
         return int(end.exit_code)
     except (StdoutError, BrokenPipeError) as error:
         return _unheard(error)
+    except ImportError as error:
+        if error.name != PACKAGE:
+            raise
+        return _refuse(str(error).removeprefix("gradloom: "))
     except (MemoryError, RecursionError, OverflowError, UnicodeError, OSError) as error:
         return _refuse(_what_failed(error))
     except RuntimeError as error:
@@ -137,8 +161,23 @@ def _run(given: list[str]) -> int:
             raise
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "gradloom"
-        text = " ".join(str(message()).split()).rstrip(".")
+        hint = _hint(error, context)
+        text = " ".join(str(message()).split()).rstrip(".") + hint
         return _refuse(f"{text}; see {command} --help", getattr(error, "exit_code", 2))
+
+
+def _hint(error: Any, context: Any) -> str:
+    """What to write instead of an option or a command that there is not."""
+    from ..base.habits import command_hint, option_hint
+
+    option: Any = getattr(error, "option_name", None)
+    if getattr(error, "possibilities", 0) == 0 or context is None:  # no unknown option
+        unknown = re.match(r"No such command '(.*?)'", str(error.format_message()))
+        return command_hint(unknown[1]) if unknown else ""
+    error.possibilities = None  # the parser's own suggestions, by spelling
+    parameters = context.command.params
+    arguments = [one.name for one in parameters if one.param_type_name == "argument"]
+    return option_hint(option, [name for one in parameters for name in one.opts if name.startswith("--")], arguments)
 
 
 def _unheard(error: StdoutError | BrokenPipeError) -> int:

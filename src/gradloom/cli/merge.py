@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Json, columns, json_text, say
+from .common import Json, columns, json_text, warn
 from .progress import change_line
 
 
@@ -41,7 +41,7 @@ def merge(
         if tty:
             change_line("")
     for note in done.notes:
-        say(note)
+        warn(note)
     kinds = ", ".join(f"{kind} {count}" for kind, count in done.kinds.items())
     columns(
         [

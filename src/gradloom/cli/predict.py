@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..base.settings import PRECISIONS
-from .common import Device, Precision, json_text, need_one_of
+from .common import Device, Precision, json_text, need_one_of, say, warn
 from .run_settings import check_device
 from .saved_settings import Inputs
 
@@ -76,8 +76,10 @@ def predict(
         features, targets, notes, problems = features_of(path, preprocess)
         kept = kept_columns(path, names, preprocess) if names else {}
         uses, warnings = (None, []) if targets is None else _uses(opened, path, inputs, features, targets)
-    for note in notes + problems:
-        print(note, file=sys.stderr)
+    for note in notes:
+        say(note)
+    for problem in problems:
+        warn(problem)
     try:
         outputs = opened.outputs(features, precision=precision, device=device)
     except DataError as error:
@@ -85,7 +87,7 @@ def predict(
     if out is not None:
         with atomic_write(out) as file:
             file.writelines(text.encode() for text in _csv(opened, outputs, kept))
-        print(f"{len(outputs):,} predictions in {out}", file=sys.stderr)
+        say(f"{len(outputs):,} predictions in {out}")
     elif not json:
         sys.stdout.writelines(_csv(opened, outputs, kept))
     agreement: dict[str, Any] = {}
@@ -94,9 +96,9 @@ def predict(
         parts = agreement.get("scores", {})
         everything = {"all rows" if parts else "": agreement} if len(parts) != 1 else {}
         for part, scores in {**parts, **everything}.items():
-            print(f"{_PARTS[part]}{_shown(scores, preprocess)}", file=sys.stderr)
+            say(f"{_PARTS[part]}{_shown(scores, preprocess)}")
         for text in warnings:
-            print(f"warning: {text}", file=sys.stderr)
+            warn(f"warning: {text}")
         agreement |= {"warnings": warnings} if warnings else {}
     if json:
         answer = {

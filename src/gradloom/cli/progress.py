@@ -6,14 +6,14 @@ import sys
 import time
 
 from ..base.uploads import told
-from .common import is_quiet, say
+from .common import say, shows_reports
 
 TERMINAL_SECONDS, LINE_SECONDS = 0.2, 10.0  # between two texts
 
 
 def change_line(text: str) -> None:
     """Write a line of a terminal anew; an empty text clears it."""
-    if not is_quiet():
+    if shows_reports():
         print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 

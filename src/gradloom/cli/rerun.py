@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Exchange, Json, Parallel, Threads, join, need_place, need_whole, say, to_paste
+from .common import Exchange, Json, Parallel, Threads, join, need_place, need_whole, to_paste, warn
 from .config import Asked
 from .finetune import run as run_finetune
 from .finetune_settings import FinetuneSettings, run_beside
@@ -42,6 +42,7 @@ def rerun(
     need_place("out", out)
     need_whole("threads", threads)
     file = Path(run) / SETTINGS if os.path.isdir(run) else Path(run)
+    _need_settings(file)
     kind, command, about, values = _read(file)
     Asked(kind, values).settings()  # none is missing
     to = checked(out or _beside(file, kind, about), Place, "--out")
@@ -53,6 +54,17 @@ def rerun(
     here = {"out": to, "threads": threads, "exchange": exchange, "json": json}
     given = {name: value for name, value in here.items() if value is not None}
     return int(command(Asked(kind, given, ranks).beside(values, str(file))))
+
+
+def _need_settings(file: Path) -> None:
+    """FileError for what a run has written in place of the run, naming the folder of the run where there is one."""
+    from ..base.errors import FileError
+
+    if file.suffix in (".gguf", ".safetensors"):
+        folder = Path(run_beside(str(file))) if file.suffix == ".gguf" else file.parent
+        there = (folder / SETTINGS).exists()
+        need = f"use gradloom rerun {to_paste([str(folder)])}" if there else "need the folder of its run"
+        raise FileError(f"{file}: is what a run has written; {need}")
 
 
 def _read(file: Path) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
@@ -130,7 +142,7 @@ def _say_what_differs(about: dict[str, Any], values: dict[str, Any], folder: Pat
         other.append("gradients were exchanged with --exchange fast")
     other += [f"the run went on {text}" for text in (read_run(folder) or {}).get("went_on", ())]
     if other:
-        say(f"the same bits are not promised: {'; '.join(other)}")
+        warn(f"the same bits are not promised: {'; '.join(other)}")
 
 
 def _beside(file: Path, kind: Any, about: dict[str, Any]) -> str:

@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 
-from ..base.arguments import f32_hint, nearest
+from ..base.arguments import f32_hint
 from ..base.errors import SettingError
+from ..base.habits import keyword_hint
 
 _F32_MAX = (2 - 2.0**-23) * 2.0**127
 
@@ -211,4 +212,4 @@ def shown(value: Any) -> str:
 
 def nearest_key(key: str, known: Iterable[str]) -> str:
     """What to say of a key that is not known."""
-    return nearest(key.replace("-", "_").lower(), known, f"need one of {', '.join(known)}")
+    return keyword_hint("", key.replace("-", "_").lower(), known, f"need one of {', '.join(known)}")

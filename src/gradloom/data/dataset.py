@@ -16,6 +16,7 @@ import numpy as np
 from ..base.arguments import what_is
 from ..base.arrays import as_array, check_whole, odd_object, uneven
 from ..base.errors import DataError, DTypeError, IndexOutOfRange, SettingError, ShapeError
+from ..base.habits import AttributeHints, KeywordHints
 
 _DATA = ("uint8", "int8", "int32", "int64", "float32", "float64", "float16")
 IGNORED = -100  # the label id of a row that counts for nothing
@@ -39,7 +40,7 @@ class Batch(NamedTuple):
     weights: np.ndarray | None
 
 
-class Dataset:
+class Dataset(KeywordHints, AttributeHints):
     """Rows of `data`, with labels and row weights when there are some.
 
     data     (n, ...) u8 i8 i32 i64 f16 f32 f64; an array, a memory-mapped array, or anything NumPy makes an array of
@@ -313,7 +314,9 @@ def _as_labels(what: object, data_shape: tuple[int, ...]) -> np.ndarray:
     if labels.dtype.kind == "f":
         return labels if labels.dtype.name in _DATA and labels.dtype.isnative else labels.astype(np.float32)
     if labels.dtype.kind not in "iub":
-        raise DTypeError(f"labels: dtype {labels.dtype}; need whole-number class ids or float rows")
+        texts = "; classes, ids = numpy.unique(labels, return_inverse=True) makes ids of texts"
+        texts = texts if labels.dtype.kind in "OUST" else ""
+        raise DTypeError(f"labels: dtype {labels.dtype}; need whole-number class ids or float rows{texts}")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 and (labels.ndim != 2 or len(data_shape) < 2 or labels.shape[1] != data_shape[-1]):

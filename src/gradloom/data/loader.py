@@ -14,12 +14,13 @@ import numpy as np
 from ..base import locks
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError
+from ..base.habits import KeywordHints
 from .dataset import Batch, Dataset, generator
 
 _GATHERED = 1 << 18  # bytes of small batches that are gathered at a time: half of a common second-level cache
 
 
-class DataLoader:
+class DataLoader(KeywordHints):
     """Iterates over batches of two arrays as (x, y), or of x alone, reshuffled each epoch by (seed, epoch).
 
     x comes as f32 (i32 when it holds i32 or i64 ids), y as i32 ids or f32 rows; the last batch may be shorter. A

@@ -15,6 +15,7 @@ from ..base.arguments import what_is
 from ..base.defaults import LEAST_VALIDATED, VALIDATED
 from ..base.described import LONGEST
 from ..base.errors import DataError, FileError, SettingError
+from ..base.habits import hinted
 from .cell_rules import PLAIN, UTF_8, CellRules, missing_words
 from .columns import Columns
 from .csv_file import read_csv
@@ -72,6 +73,7 @@ class Table:
 
 
 @np.errstate(all="ignore")  # what overflows is looked for and refused
+@hinted
 def read_table(
     data: Any,
     target: str | None = None,

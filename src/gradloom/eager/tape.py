@@ -18,6 +18,7 @@ from .. import ops
 from ..base import locks
 from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, SettingError
+from ..base.habits import AttributeHints, hinted
 from ..graph.grad import gradients
 from ..graph.graph import reachable
 from ..graph.leaves import Parameter
@@ -31,7 +32,7 @@ from .trace import Trace
 _local = threading.local()
 
 
-class GradTape:
+class GradTape(AttributeHints):
     """Records what is computed while it is open; see gl.grad_tape."""
 
     def __init__(
@@ -204,6 +205,7 @@ class GradTape:
         )  # fmt: skip
 
 
+@hinted
 def grad_tape(
     seed: int | None = None,
     step: int | None = None,

@@ -48,12 +48,16 @@ class Tensor(Value):
     """
 
     __slots__ = ("data", "error", "symbol", "trace")
+
+    def __init__(self, *data: Any, **options: Any) -> None:
+        raise TypeError("Tensor: use gl.tensor(data)")
+
     recorder: EagerRecorder  # set by trace.py
 
     trace: Any  # the Trace that recorded it; None: it was given
     symbol: Any  # the Value that stands for it there
     data: Numbers | None  # None: not yet computed
-    error: GradloomError  # why it cannot be
+    error: GradloomError | None  # why it cannot be
 
     @property
     def node(self) -> Node:  # type: ignore[override]
@@ -76,10 +80,10 @@ class Tensor(Value):
         if self.data is None:
             if self.dtype.is_quantised:
                 raise DTypeError(f"tensor: {describe(self)} is not read out; need a cast to f32")
-            if not hasattr(self, "error"):
+            if self.error is None:
                 self.trace.look()
         if self.data is None:
-            if hasattr(self, "error"):
+            if self.error is not None:
                 raise self.error
             raise GraphError(f"tensor: {describe(self)} was not looked at before {self.trace.changed} changed")
         return self.data
@@ -195,6 +199,6 @@ def numbers(data: Any, dtype: str | DType | None = None) -> Tensor:
 def given(array: np.ndarray, kind: DType) -> Tensor:
     """A tensor that holds this array, which nobody else writes."""
     made = new_tensor(Tensor)
-    made.trace = made.symbol = None
+    made.trace = made.symbol = made.error = None
     made.data, made.shape, made.dtype = array, array.shape, kind
     return made

@@ -142,7 +142,7 @@ class Trace:
         if self.paused and symbol.dtype.is_float:
             symbol = self._node(ops.detach, (symbol,), {}).outputs[0]
         made = new_tensor(Tensor)
-        made.trace, made.symbol, made.data = self, symbol, None
+        made.trace, made.symbol, made.data, made.error = self, symbol, None, None
         made.shape, made.dtype = symbol.shape, symbol.dtype
         self.pending.append(weakref.ref(made))
         return made
@@ -275,7 +275,7 @@ class Trace:
         alive = [
             t
             for r in self.pending
-            if (t := r()) is not None and t.data is None and not t.dtype.is_quantised and not hasattr(t, "error")
+            if (t := r()) is not None and t.data is None and not t.dtype.is_quantised and t.error is None
         ]
         self.pending = [weakref.ref(t) for t in alive]
         return alive

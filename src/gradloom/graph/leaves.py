@@ -12,6 +12,7 @@ from ..base.arguments import as_bool
 from ..base.dtypes import DType, dtype
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
+from ..base.habits import hinted
 from .declaration import Spec
 from .declare import op
 from .numbers import constant_array, in_expression
@@ -66,6 +67,7 @@ _SETTING = op(
 )  # fmt: skip
 
 
+@hinted
 def input(name: str, shape: Sequence[int] = (), dtype: str | DType = "f32") -> Value:
     """A value that the caller feeds by name. shape: NumPy order, slowest axis first."""
     if not isinstance(name, str) or not name:
@@ -136,6 +138,7 @@ class Parameter(Value):
         self.stored.assign(data)
 
 
+@hinted
 def parameter(data: Any, name: str = "", dtype: str | DType = "f32", trainable: bool = True) -> Parameter:
     """A trainable array, initialised with `data` (copied)."""
     role: Role = "trained" if as_bool("parameter: trainable", trainable) else "state"

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..base.dtypes import f32
 from ..base.errors import DTypeError, GradloomError, GraphError
+from ..base.habits import keyword_hint
 from .declaration import Declaration, Reject, Spec, canonical
 from .numbers import constant_array, in_expression
 from .scope import current_scope, user_location
@@ -102,7 +103,8 @@ class OpSpec(Declaration):
             known[attr.name] = None if absent else canonical(attr.kind, value, attr.name)
         if not attrs.keys() <= known.keys():
             names, unknown = ", ".join(known) or "none", attrs.keys() - known.keys()
-            raise Reject(f"{sorted(unknown)[0]} is not an attribute", f"one of: {names}", GraphError)
+            hint = keyword_hint(self.name, sorted(unknown)[0], [*known, *(slot.name for slot in self.inputs)])
+            raise Reject(f"{sorted(unknown)[0]} is not an attribute", f"one of: {names}{hint}", GraphError)
         return known
 
     def infer(self, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..base.dtypes import DType, Shaped
 from ..base.errors import DTypeError
+from ..base.habits import AttributeHints, hinted
 from .declaration import Declaration
 from .scope import current_device, current_scope, user_location
 
@@ -123,7 +124,7 @@ class Node:
         return f"Node({self.op.name}, {self.label})"
 
 
-class Value(Shaped):
+class Value(Shaped, AttributeHints):
     """One output of a node: a shape, a dtype, and arithmetic that makes further nodes."""
 
     __slots__ = ("__weakref__", "dtype", "index", "node", "shape")
@@ -253,9 +254,11 @@ class Value(Shaped):
             self, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
         )
 
+    @hinted
     def sum(self, axes: Any = None, keepdims: bool = False) -> Value:
         return _operators["sum"](self, axes, keepdims)
 
+    @hinted
     def mean(self, axes: Any = None, keepdims: bool = False) -> Value:
         return _operators["mean"](self, axes, keepdims)
 

@@ -7,6 +7,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..base.habits import missing_name
+
 if TYPE_CHECKING:
     from .chat import ChatTemplate
     from .conversation import Conversation
@@ -76,7 +78,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise missing_name(__name__, name)
     value = getattr(import_module(_HOME[name], __name__), name)
     globals()[name] = value
     return value

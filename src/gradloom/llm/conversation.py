@@ -10,6 +10,7 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError, SettingError
+from ..train.arguments import check_names
 from .arguments import adapter_of
 from .chat import ChatTemplate
 from .generate import ROWS, Generated, Generator, continued
@@ -46,6 +47,7 @@ class Conversation:
         seed: int = 0,
         **options: Any,
     ) -> None:
+        check_names("Conversation", options, Conversation, "gpu_layers", "gpu_memory")
         check_layers("Conversation", **options)
         self.model = model_of(model, "Conversation")
         context = self.model.config.context_length

@@ -3,6 +3,7 @@
     .txt    one long text, cut into windows of `context` tokens that follow one another
     .jsonl  a sample per line: {"text"}, or {"prompt", "completion"}, or {"messages"}, or the forms of Alpaca and
             ShareGPT; the first line says which
+    .json   the same objects as one array
 
 A sample is a list of tokens of which some count: those whose prediction is learned. Samples are packed into rows of
 `context` tokens; positions begin at 0 with each sample, and a token sees nothing before its own sample. Whatever is cut
@@ -11,9 +12,8 @@ or left out is counted and reported.
 
 from __future__ import annotations
 
-import codecs
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,17 +22,17 @@ import numpy as np
 
 from ..base.arguments import as_bool, need_path
 from ..base.errors import DataError, FileError, SettingError
+from ..base.habits import hinted
 from ..data.dataset import IGNORED, split_rows
-from .data_files import JSONL, TEXT
+from .data_files import JSON, JSONL, TEXT
 from .data_options import OF_ONE_TEXT, check_heeded, prompt_keys
+from .json_rows import JsonRows, Source, is_samples, text_blocks
 from .jsonl import JsonLines
 from .packing import TokenData, pack
 from .samples import Report, Samples
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
-
-_READ = 1 << 20  # bytes of a text that are read at once
 
 
 def token_data(
@@ -68,8 +68,9 @@ def token_data(
     return first, last
 
 
+@hinted
 def read_samples(
-    path: str | os.PathLike[str],
+    path: Source,
     tokenizer: Tokenizer,
     *,
     text_key: str | None = None,
@@ -84,7 +85,7 @@ def read_samples(
     adapter_template: str | None = None,
     skip_bad_lines: bool = False,
 ) -> Samples:
-    """The samples of a .txt or .jsonl file.
+    """The samples of a .txt, .jsonl or .json file, or of a list of dicts with the keys of .jsonl lines.
 
     *_key           names of the keys in a .jsonl file. By default text; prompt and completion, or instruction, input
                     and output (Alpaca's); messages, or conversations, whose messages may be {"from", "value"}
@@ -99,14 +100,17 @@ def read_samples(
     special         whether the names of control tokens in the file become these tokens; in chats they always do
     chat_template   in place of the adapter's and the model's own, where there are chats
     adapter_template  that of the adapter (LoRA.chat_template), in place of the model's own
-    skip_bad_lines  True: lines that are no sample are skipped and counted; False: the first of them is an error
+    skip_bad_lines  True: lines (elements of an array) that are no sample are skipped and counted; False: the first of
+                    them is an error
 
     A text begins with the tokenizer's bos and ends with its eos where its file says so; a completion always ends with
     eos. A chat is what the template makes of it; see ChatTemplate.encode. Raises FileError for a file that cannot be
     read, DataError for what is in it, with the line, and for an option that such a file would not heed; SettingError
     for a path that is none.
     """
-    need_path(path, "read_samples", "path", "a path: that of a .txt or .jsonl file")
+    rows = None if isinstance(path, (str, os.PathLike)) or not is_samples(path) else path
+    if rows is None:
+        need_path(path, "read_samples", "path", "a path (.txt, .jsonl, .json), or a list of dicts")
     as_chat, special = as_bool("as_chat", as_chat), as_bool("special", special)
     skip_bad_lines = as_bool("skip_bad_lines", skip_bad_lines)
     train_on_all = None if train_on_all is None else as_bool("train_on_all", train_on_all)
@@ -121,16 +125,14 @@ def read_samples(
         "skip_bad_lines": skip_bad_lines or None,
     }  # fmt: skip
     asked = {name for name, value in given.items() if value is not None}
-    shown = os.fspath(path)
+    shown = os.fspath(path) if rows is None else "data"  # type: ignore[arg-type]
     kind = Path(shown).suffix.lower()
-    if kind not in TEXT + JSONL:
-        raise DataError(f"{shown}: the name ends in {kind or 'nothing'}; need one of {' '.join(TEXT + JSONL)}")
+    if rows is None and kind not in TEXT + JSONL + JSON:
+        need = " ".join(TEXT + JSONL + JSON)
+        raise DataError(f"{shown}: the name ends in {kind or 'nothing'}; need one of {need}")
     try:
-        size = os.stat(shown).st_size
-        if Path(shown).is_dir():
-            raise IsADirectoryError(21, "is a directory")
-        if size == 0:
-            raise DataError(f"{shown}: the file is empty; need a text, or a sample per line")
+        if rows is None:
+            _need_file(shown)
         if kind in TEXT:
             check_heeded(shown, "is one text", asked, OF_ONE_TEXT)
             return _read_text(shown, tokenizer, special)
@@ -139,38 +141,27 @@ def read_samples(
             if not isinstance(given[name], str | None):
                 raise SettingError(f"{name}={given[name]!r:.60} is not usable; need a text")
         reader = JsonLines(
-            shown, tokenizer, "\n" if separator is None else separator, as_chat, bool(train_on_all), special,
-            chat_template, adapter_template, skip_bad_lines, asked,
+            JsonRows(shown if rows is None else rows), tokenizer, "\n" if separator is None else separator, as_chat,
+            bool(train_on_all), special, chat_template, adapter_template, skip_bad_lines, asked,
         )  # fmt: skip
         return reader.read(text_key or "text", keys, completion_key, messages_key)
     except OSError as error:
         raise FileError(f"{shown}: cannot be read: {error.strerror or error}") from None
 
 
+def _need_file(path: str) -> None:
+    size = os.stat(path).st_size
+    if Path(path).is_dir():
+        raise IsADirectoryError(21, "is a directory")
+    if size == 0:
+        raise DataError(f"{path}: the file is empty; need a text, or a sample per line")
+
+
 def _read_text(path: str, tokenizer: Tokenizer, special: bool) -> Samples:
     """One long text; tokens of the whole, as if it were tokenised at once."""
-    parts = list(tokenizer.encode_stream(_text_blocks(path), special))
+    parts = list(tokenizer.encode_stream(text_blocks(path), special))
     tokens = np.concatenate([np.empty(0, np.int32), *parts])
     counted = np.ones(tokens.size, bool)
     counted[:1] = False
     report = Report(path, "one text, in windows that follow one another", "all tokens")
     return Samples(tokens, counted, np.array([0, tokens.size], np.int64), report, stream=True)
-
-
-def _text_blocks(path: str) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    at = 0
-    with open(path, "rb") as file:
-        while True:
-            data = file.read(_READ)
-            held = len(decoder.getstate()[0])
-            try:
-                text = decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}: byte {at - held + error.start} is not UTF-8 ({error.reason}); need a text in UTF-8"
-                ) from None
-            yield text.removeprefix("\ufeff") if at == 0 else text
-            at += len(data)
-            if not data:
-                return

@@ -10,6 +10,7 @@ from ..base.errors import DataError
 
 TEXT = (".txt", ".text", ".md")
 JSONL = (".jsonl", ".ndjson")
+JSON = (".json",)
 _NAMES = {"train": ("train",), "valid": ("valid", "validation", "val", "dev"), "test": ("test",)}
 
 
@@ -28,7 +29,7 @@ class DataFiles:
 
 
 def data_files(path: str | os.PathLike[str]) -> DataFiles:
-    """train.jsonl, valid.jsonl (or validation, val, dev) and test.jsonl of a folder; a file as it is.
+    """train.jsonl (or .json, .txt), valid.jsonl (or validation, val, dev) and test.jsonl of a folder; a file as it is.
 
     DataError for a folder without a file to train on, and for two files of which one is meant.
     """
@@ -37,7 +38,7 @@ def data_files(path: str | os.PathLike[str]) -> DataFiles:
         return DataFiles(os.fspath(path))
     found: dict[str, str | None] = {}
     for part, names in _NAMES.items():
-        files = [folder / (name + suffix) for name in names for suffix in JSONL + TEXT]
+        files = [folder / (name + suffix) for name in names for suffix in JSONL + JSON + TEXT]
         files = [file for file in files if file.is_file()]
         if len(files) > 1:
             raise DataError(f"{path}: holds {files[0].name} and {files[1].name}; need one of them")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ops
+from ..base.habits import hinted
 from ..graph.leaves import input as input_value
 from ..graph.value import Value
 from ..run.compile import compile as compile_program
@@ -28,6 +29,7 @@ from .model import model_of
 from .not_finite import not_finite
 
 if TYPE_CHECKING:
+    from .json_rows import Source
     from .model import Adapter, Model
     from .packing import TokenData
     from .rows import Rows
@@ -53,9 +55,10 @@ class Perplexity:
         return f"perplexity {self.perplexity:.4f} +- {self.perplexity_unc:.4f}"
 
 
+@hinted
 def evaluate(
     model: Model | str | os.PathLike[str],
-    data: Rows | TokenData | str | os.PathLike[str],
+    data: Rows | TokenData | Source,
     adapter: Adapter | str | os.PathLike[str] | None = None,
     *,
     context: int | None = None,
@@ -70,16 +73,17 @@ def evaluate(
 
     model, adapter: objects, or the paths of their files. Without an adapter the model is as its file has it, whatever
     was trained: trained weights, of method="full" too, are in the adapter of finetune's run. data: a path (.txt,
-    .jsonl, or a folder with test.jsonl), TokenData, or what read_rows gave (these two are rows already: context and
-    data_options are settings of a path). batch_size: rows at once, about 512 tokens of them. on_progress: called with
-    (rows done, rows, what was measured so far). gpu_layers, gpu_memory: as generate's. options go to gl.compile
-    (threads=, ...).
+    .jsonl, .json, or a folder with test.jsonl), a list of dicts, TokenData, or what read_rows gave (these two are rows
+    already: context and data_options are settings of the others). batch_size: rows at once, about 512 tokens of them.
+    on_progress: called with (rows done, rows, what was measured so far). gpu_layers, gpu_memory: as generate's. options
+    go to gl.compile (threads=, ...).
     Raises DataError for data without a token that counts, NonFiniteError for a loss that is not finite: it names the
     first tensor or operation that is not.
     """
-    from ..train.arguments import check_batch
+    from ..train.arguments import check_batch, check_names
     from .rows import Rows, check_rows, read_rows
 
+    check_names("evaluate", options, evaluate)
     check_layers("evaluate", gpu_layers, gpu_memory, **options)
     model = model_of(model, "evaluate")
     bound = adapter_of(adapter, model, "evaluate")

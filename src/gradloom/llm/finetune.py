@@ -21,6 +21,7 @@ import numpy as np
 from ..base import memory
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import FileError, SettingError, TrainError
+from ..base.habits import hinted
 from ..base.interval import Interval
 from ..base.memory import resident_peak
 from ..data.dataset import Dataset
@@ -52,14 +53,16 @@ from .tuning import Job, Tuning, split_arguments
 
 if TYPE_CHECKING:
     from ..train.run_folder import RunFolder
+    from .json_rows import Source
     from .packing import TokenData
 
 SAMPLES = "samples.jsonl"  # in the folder of a run
 
 
+@hinted
 def finetune(
     model: Model | str | os.PathLike[str],
-    data: TokenData | str | os.PathLike[str],
+    data: TokenData | Source,
     adapter: Adapter | str | os.PathLike[str] | None = None,
     *,
     method: str | None = None,
@@ -82,9 +85,9 @@ class Run(Tuning):
     """One fine-tuning: everything that was decided is known before `train` begins.
 
     model        a Model, or the path of a GGUF file
-    data         a path (.txt, .jsonl, or a folder with train.jsonl, valid.jsonl, test.jsonl) or TokenData; data_options
-                 go to its reader
-    val          a file to validate on, in place of a share of the data (val_split)
+    data         a path (.txt, .jsonl, .json, or a folder with train.jsonl, valid.jsonl, test.jsonl), a list of dicts
+                 with the keys of .jsonl lines, or TokenData; data_options go to its reader
+    val          a file (or a list of dicts) to validate on, in place of a share of the data (val_split)
     adapter      what is trained: a LoRA or TrainedTensors, or the path of an adapter, which is trained on from its
                  weights; by default one made for the method
     callbacks    see gl.train.Callback: told of optimiser steps, passes, sampled texts and the end
@@ -112,11 +115,11 @@ class Run(Tuning):
     def __init__(
         self,
         model: Model | str | os.PathLike[str],
-        data: TokenData | Rows | str | os.PathLike[str],
+        data: TokenData | Rows | Source,
         adapter: Adapter | str | os.PathLike[str] | None = None,
         *,
         data_options: Mapping[str, Any] | None = None,
-        val: str | os.PathLike[str] | None = None,
+        val: Source | None = None,
         on_progress: Listener | None = None,
         callbacks: Sequence[Callback] | None = None,
         on_epoch: Listeners = None,
@@ -167,7 +170,7 @@ class Run(Tuning):
                     trained.chat_template = template
                 self._memory = memory.memory()  # before this run takes any
                 self._read = [*data_files(data).paths] if isinstance(data, (str, os.PathLike)) else []
-                self._read += [] if val is None else [os.fspath(val)]
+                self._read += [os.fspath(val)] if isinstance(val, (str, os.PathLike)) else []
                 rows = read_rows(
                     loaded, data, asked.context, asked.val_split, asked.seed, val, trained, **(data_options or {})
                 )  # fmt: skip

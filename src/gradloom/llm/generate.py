@@ -21,6 +21,7 @@ from .. import ops
 from ..base import locks
 from ..base.arguments import one_line, what_is
 from ..base.errors import DataError, SettingError
+from ..base.habits import hinted
 from ..base.locks import Claim
 from ..base.memory import need_memory, show_bytes
 from ..graph.leaves import input as input_value
@@ -30,6 +31,7 @@ from ..graph.value import Value
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.compile import compile as compile_program
+from ..train.arguments import check_names
 from .arguments import adapter_of
 from .gpu_layers import GpuLayers, at, check_layers, layers_for, placed_options
 from .model import Adapter, Model, model_of
@@ -241,6 +243,7 @@ def generate(
 ) -> list[str]: ...
 
 
+@hinted
 def generate(
     model: Model | str | os.PathLike[str],
     prompt: str | Sequence[int] | np.ndarray | list[str] | tuple[str, ...],
@@ -267,6 +270,9 @@ def generate(
     Raises DataError when the prompt is empty, or when it and max_tokens are longer than the model's context;
     SettingError for a setting out of its range.
     """
+    check_names("generate", options, generate, "gpu_layers", "gpu_memory")
+    if stream is not None and not callable(stream):
+        raise SettingError(f"generate: stream is {what_is(stream)}; need a function that gets each piece of text")
     how = Sampling(temperature, top_k, top_p, seed)
     check_layers("generate", **options)
     model = model_of(model, "generate")

@@ -1,9 +1,7 @@
-"""JsonLines: a .jsonl file as samples; each line is a text, a prompt and its completion, or a chat."""
+"""JsonLines: rows of JSON as samples; each row is a text, a prompt and its completion, or a chat."""
 
 from __future__ import annotations
 
-import codecs
-import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +11,7 @@ from ..base.errors import DataError
 from .chat import ChatTemplate
 from .chat_forms import ALPACA, MESSAGES, PAIR, SYSTEM, is_sharegpt, messages_of_sharegpt
 from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, PAIR_OPTIONS, check_heeded
+from .json_rows import JSON_NAMES, BadRow, JsonRows
 from .samples import Report, Samples, count_of
 
 if TYPE_CHECKING:
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
 _LINES = 512  # samples that are tokenised at once
 _TEXT_HELD = 1 << 24  # characters that are held before they are tokenised
 _NAMED = 3  # bad lines that a report names
-
-
-class _BadLine(Exception):
-    """A line that is no sample, and why."""
 
 
 # What is tokenised of a line: parts of text, and whether each counts. bos and eos are put around them by the kind.
@@ -39,15 +34,15 @@ class _ChatLine(NamedTuple):
     tools: Any
 
 
-_Line = _Parts | _ChatLine | _BadLine  # what becomes of a line
+_Line = _Parts | _ChatLine | BadRow  # what becomes of a line
 
 
 class JsonLines:
-    """Reads a .jsonl file."""
+    """Reads the rows of JSON data."""
 
     def __init__(
         self,
-        path: str,
+        rows: JsonRows,
         tokenizer: Tokenizer,
         separator: str,
         as_chat: bool,
@@ -58,12 +53,12 @@ class JsonLines:
         skip_bad_lines: bool,
         asked: set[str],
     ) -> None:
-        self.path, self.tokenizer = path, tokenizer
+        self.rows, self.path, self.tokenizer = rows, rows.name, tokenizer
         self.separator, self.as_chat, self.all, self.special = separator, as_chat, train_on_all, special
         self.template = adapter_template if chat_template is None else chat_template
         self.through = ", through the adapter's chat template" * (self.template is not chat_template)
         self.skip_bad, self.asked = skip_bad_lines, asked
-        self.report = Report(path)
+        self.report = Report(rows.name)
         self.chat: ChatTemplate | None = None
         self.tokens: list[np.ndarray] = []
         self.counted: list[np.ndarray] = []
@@ -75,43 +70,38 @@ class JsonLines:
         take: Callable[[dict[str, Any]], Any] | None = None
         waiting: list[tuple[int, _Line]] = []
         line = 0
-        for line, data in self._lines():
+        for line, row in self.rows:
             try:
-                row = _object(data)
+                if isinstance(row, BadRow):
+                    raise row
                 if take is None:
                     take = self._decide(row, line, text_key, prompt_keys, completion_key, messages_key)
                 waiting.append((line, take(row)))
-            except _BadLine as error:
+            except BadRow as error:
                 waiting.append((line, error))
-            if len(waiting) == _LINES or (isinstance(waiting[-1][1], _BadLine) and not self.skip_bad):
+            if len(waiting) == _LINES or (isinstance(waiting[-1][1], BadRow) and not self.skip_bad):
                 self._keep_all(waiting)
                 waiting = []
         self._keep_all(waiting)
         if not self.tokens:
             left_out = "; ".join(str(self.report).split("\n")[1:])
             raise DataError(
-                f"{self.path}: {count_of(line, 'line')}, no sample to train on" + (f"; {left_out}" if left_out else "")
+                f"{self.path}: {count_of(line, self.rows.unit)}, no sample to train on"
+                + (f"; {left_out}" if left_out else "")
             )
         starts = np.concatenate([[0], np.cumsum([len(t) for t in self.tokens])]).astype(np.int64)
         return Samples(np.concatenate(self.tokens), np.concatenate(self.counted), starts, self.report)
 
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        with open(self.path, "rb") as file:
-            for number, data in enumerate(file, 1):
-                bare = (data.removeprefix(codecs.BOM_UTF8) if number == 1 else data).strip()
-                if bare:
-                    yield number, bare
-
     def _bad(self, line: int, reason: str) -> None:
         if not self.skip_bad:
             raise DataError(
-                f"{self.path}:{line}: {reason}; mend the line, or skip such lines (skip_bad_lines=True,"
-                " --skip-bad-lines)"
+                f"{self.rows.where(line)}: {reason}; mend the {self.rows.unit}, or skip such {self.rows.unit}s"
+                " (skip_bad_lines=True, --skip-bad-lines)"
             )
         report = self.report
         report.bad_lines += 1
         if report.bad_lines <= _NAMED:
-            report.bad += (f"line {line}: {reason}",)
+            report.bad += (f"{self.rows.unit} {line}: {reason}",)
         elif report.bad_lines == _NAMED + 1:
             report.bad += ("...",)
 
@@ -131,7 +121,7 @@ class JsonLines:
         prompt_keys, completion_key = given_prompts or [PAIR[0]], given_completion or PAIR[1]
         if given_prompts is None and given_completion is None and {ALPACA[0], ALPACA[2]} <= set(row) - set(PAIR):
             *prompt_keys, completion_key = ALPACA
-        report, where = self.report, f"{self.path}:{line}"
+        report, where, first = self.report, self.rows.where(line), f"{self.rows.unit} {line}"
         answers = "all tokens" if self.all else "completions"
         possible = {
             "chats": (messages_key in row, {"messages_key"}),
@@ -148,7 +138,7 @@ class JsonLines:
             )
             answers = "all tokens" if self.all else "the assistant's turns"
             self._load_template()
-            take = lambda row: self._take_chat(row, messages_key, line)  # noqa: E731
+            take = lambda row: self._take_chat(row, messages_key, first)  # noqa: E731
         elif kind == "pairs":
             heeded = OF_PAIRS_AS_CHATS if self.as_chat else OF_PAIRS
             check_heeded(where, "is a prompt and its completion", self.asked, heeded)
@@ -157,11 +147,11 @@ class JsonLines:
             if self.as_chat:
                 report.kind += ", as chats"
                 self._load_template()
-            take = lambda row: self._take_pair(row, prompt_keys, completion_key, line)  # noqa: E731
+            take = lambda row: self._take_pair(row, prompt_keys, completion_key, first)  # noqa: E731
         elif kind == "texts":
             check_heeded(where, "is a text", self.asked, OF_TEXTS)
             report.kind, answers, used = f"texts ({text_key})", "all tokens", [text_key]
-            take = lambda row: self._take_text(row, text_key, line)  # noqa: E731
+            take = lambda row: self._take_text(row, text_key, first)  # noqa: E731
         else:
             raise DataError(
                 f"{where}: the keys are {_keys(row)}; need {messages_key}, or"
@@ -178,14 +168,14 @@ class JsonLines:
         self.chat = ChatTemplate.of(tokenizer, self.template)
         self.report.kind += self.through
 
-    def _take_text(self, row: dict[str, Any], key: str, line: int) -> _Parts:
-        return [_text(row, key, line)], [True]
+    def _take_text(self, row: dict[str, Any], key: str, first: str) -> _Parts:
+        return [_text(row, key, first)], [True]
 
-    def _take_pair(self, row: dict[str, Any], keys: list[str], completion_key: str, line: int) -> Any:
-        given = [_text(row, key, line) for key in keys if row.get(key) not in (None, "")]
-        completion = _text(row, completion_key, line)
+    def _take_pair(self, row: dict[str, Any], keys: list[str], completion_key: str, first: str) -> Any:
+        given = [_text(row, key, first) for key in keys if row.get(key) not in (None, "")]
+        completion = _text(row, completion_key, first)
         if not given and not any(key in row for key in keys):
-            _text(row, keys[0], line)
+            _text(row, keys[0], first)
         prompt = "\n".join(given)
         if self.as_chat:
             return _ChatLine([{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}], None)
@@ -193,22 +183,22 @@ class JsonLines:
             completion = self.separator + completion
         return [prompt, completion], [False, True]
 
-    def _take_chat(self, row: dict[str, Any], key: str, line: int) -> Any:
+    def _take_chat(self, row: dict[str, Any], key: str, first: str) -> Any:
         if key not in row:
-            raise _BadLine(f"the keys are {_keys(row)}; need {key}, as in line {line}")
+            raise BadRow(f"the keys are {_keys(row)}; need {key}, as in {first}")
         if not is_sharegpt(row, key):
             return _ChatLine(row[key], row.get("tools"))
         try:
             return _ChatLine(messages_of_sharegpt(row, key), row.get("tools"))
         except DataError as error:
-            raise _BadLine(str(error)) from None
+            raise BadRow(str(error)) from None
 
     def _keep_all(self, waiting: list[tuple[int, _Line]]) -> None:
         """Tokenise the samples of these lines, and report the bad lines, in the order of the file."""
         taken: list[tuple[int, _Parts]] = []
         size = 0
         for line, sample in self._split(waiting):
-            if isinstance(sample, _BadLine):
+            if isinstance(sample, BadRow):
                 self._encode(taken)
                 taken, size = [], 0
                 self._bad(line, str(sample))
@@ -220,7 +210,7 @@ class JsonLines:
                 taken, size = [], 0
         self._encode(taken)
 
-    def _split(self, waiting: list[tuple[int, _Line]]) -> Iterator[tuple[int, _Parts | _BadLine]]:
+    def _split(self, waiting: list[tuple[int, _Line]]) -> Iterator[tuple[int, _Parts | BadRow]]:
         """The same lines with each chat rendered to parts: many chats per request to the template process."""
         chats = [(sample.messages, sample.tools) for _, sample in waiting if isinstance(sample, _ChatLine)]
         split = iter(()) if self.chat is None else self.chat.split(chats, need_assistant=not self.all)
@@ -231,7 +221,7 @@ class JsonLines:
             try:
                 parts = next(split)
             except DataError as error:  # of the template, which no further line could mend
-                raise DataError(f"{self.path}:{line}: {error}") from None
+                raise DataError(f"{self.rows.where(line)}: {error}") from None
             yield line, _chat_parts(parts)
 
     # -- tokens --------------------------------------------------------------------------------------------------
@@ -281,43 +271,22 @@ class JsonLines:
             self.counted.append(counted[: which[-1] + 1])
 
 
-def _chat_parts(parts: list[tuple[str, bool]] | DataError) -> _Parts | _BadLine:
+def _chat_parts(parts: list[tuple[str, bool]] | DataError) -> _Parts | BadRow:
     if isinstance(parts, DataError):
-        return _BadLine(str(parts))
+        return BadRow(str(parts))
     try:
         for text, _ in parts:
             _whole(text, "the chat")
-    except _BadLine as error:
+    except BadRow as error:
         return error
     return [text for text, _ in parts], [written for _, written in parts]
 
 
-def _object(data: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(data.decode())
-    except UnicodeDecodeError as error:
-        raise _BadLine(f"byte {error.start} of the line is not UTF-8") from None
-    except json.JSONDecodeError as error:
-        if data.startswith(b"["):
-            raise _BadLine("begins a JSON list; need a line for each sample, an object with keys") from None
-        raise _BadLine(f"not JSON: {error.msg} at character {error.pos}") from None
-    except ValueError:  # more digits than Python makes a number of
-        raise _BadLine("holds a whole number of thousands of digits; need a shorter one, or a text") from None
-    except RecursionError:
-        raise _BadLine("holds lists or objects in more layers than can be read; need fewer") from None
-    if not isinstance(row, dict):
-        raise _BadLine(f"a JSON {_JSON_NAMES[type(row)]}; need a line for each sample, an object with keys")
-    return row
-
-
-_JSON_NAMES = {list: "list", str: "text", int: "number", float: "number", bool: "truth value", type(None): "null"}
-
-
-def _text(row: dict[str, Any], key: str, line: int) -> str:
+def _text(row: dict[str, Any], key: str, first: str) -> str:
     if key not in row:
-        raise _BadLine(f"the keys are {_keys(row)}; need {key}, as in line {line}")
+        raise BadRow(f"the keys are {_keys(row)}; need {key}, as in {first}")
     if not isinstance(row[key], str):
-        raise _BadLine(f"{key} is a {_JSON_NAMES.get(type(row[key]), 'JSON object')}; need a text")
+        raise BadRow(f"{key} is a {JSON_NAMES.get(type(row[key]), 'JSON object')}; need a text")
     return _whole(row[key], key)
 
 
@@ -325,7 +294,7 @@ def _whole(text: str, what: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _BadLine(f"{what} holds U+{ord(text[error.start]):04X}, half of a pair; need whole characters") from None
+        raise BadRow(f"{what} holds U+{ord(text[error.start]):04X}, half of a pair; need whole characters") from None
     return text
 
 

@@ -9,6 +9,7 @@ import difflib
 import fnmatch
 import math
 import os
+import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from .. import ops
 from ..base import locks
 from ..base.arguments import as_bool, as_share, as_whole, f32_hint, in_f32, need_path, one_line
 from ..base.errors import DTypeError, FileError, SettingError
+from ..base.habits import AttributeHints, KeywordHints
 from ..data.dataset import generator
 from ..files import refuse_input
 from ..graph.leaves import Parameter, stored_value
@@ -50,10 +52,10 @@ def choose_tensors(names: Sequence[str], wanted: Sequence[str], everything: Sequ
         raise SettingError(f"{what}: none given; need at least one tensor, or 'all'")
     chosen: set[str] = set()
     for target in wanted:
-        if target == "all":
+        if target in ("all", "all-linear"):
             matches = [n for n in names if n in set(everything)]
         else:
-            pattern = ALIASES.get(target, target)
+            pattern = _gguf_pattern(target)
             matches = [n for n in names if any(fnmatch.fnmatchcase(form, pattern) for form in _forms(n))]
         if not matches:
             known = sorted({form for n in names for form in _forms(n)} | set(ALIASES))
@@ -65,6 +67,15 @@ def choose_tensors(names: Sequence[str], wanted: Sequence[str], everything: Sequ
     return [n for n in names if n in chosen]
 
 
+def _gguf_pattern(target: str) -> str:
+    """The pattern of a tensor that Hugging Face names: attn_q for q_proj, blk.3.attn_q for
+    model.layers.3.self_attn.q_proj; any other as it is."""
+    found = re.fullmatch(r"(?:(?:.*\.)?layers\.([^.]+)\.)?(?:(?:model|self_attn|mlp)\.)*(\w+)(?:\.weight)?", target)
+    if found is None or found[2] not in ALIASES:
+        return target
+    return ALIASES[found[2]] if found[1] is None else f"blk.{found[1]}.{ALIASES[found[2]]}"
+
+
 def _forms(name: str) -> tuple[str, ...]:
     """blk.3.attn_q.weight, blk.3.attn_q, attn_q.weight and attn_q are one tensor; a bias keeps its ending."""
     stem = name.removesuffix(".weight")
@@ -72,7 +83,7 @@ def _forms(name: str) -> tuple[str, ...]:
     return (name, stem, name.split(".", 2)[2], short) if stem.startswith("blk.") else (name, stem)
 
 
-class LoRA:
+class LoRA(KeywordHints, AttributeHints):
     """An adapter: two thin matrices beside each target, which are all that is trained.
 
     rank     r; alpha: the scale's numerator (by default 2 * rank)

@@ -16,6 +16,7 @@ from ..base.arguments import need_path
 from ..base.arrays import place_in
 from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
+from ..base.habits import hinted
 from ..files import check_target, open_gguf, refuse_input, write_gguf
 from ..files.gguf import GGUF
 from ..files.gguf_fields import Field
@@ -45,6 +46,7 @@ class Merged:
     notes: list[str] = field(default_factory=list)
 
 
+@hinted
 def merge(
     model_path: str | os.PathLike[str],
     adapter_path: str | os.PathLike[str],

@@ -15,6 +15,7 @@ from ..base import dtypes
 from ..base.aligned import aligned_empty
 from ..base.arguments import need_path, one_line, what_is
 from ..base.errors import FileError, SettingError, ShapeError
+from ..base.habits import AttributeHints, hinted
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
 from ..graph.leaves import Parameter, stored_value
@@ -49,6 +50,7 @@ class Adapter(ForwardAdapter, Protocol):
         """Write what was trained."""
 
 
+@hinted
 def load(path: str | os.PathLike[str]) -> Model:
     """A model of the llama family from a GGUF file. The weights stay mapped from the file, quantised or not.
 
@@ -59,7 +61,7 @@ def load(path: str | os.PathLike[str]) -> Model:
     return Model(path)
 
 
-class Model:
+class Model(AttributeHints):
     """config; file (gradloom.files.GGUF); tokenizer; weights: tensor name -> Stored, read-only, never trained.
 
     copied_bytes: f32 copies of the tensors of types that no kernel reads; notes say which.

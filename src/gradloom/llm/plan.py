@@ -33,6 +33,7 @@ from .rows import CONTEXT, Rows, read_rows
 from .tuning import Job, Settings, Tuning, split_arguments
 
 if TYPE_CHECKING:
+    from .json_rows import Source
     from .packing import TokenData
 
 HUGE = 2 << 20  # bytes of a huge page: arenas and scratch take whole ones
@@ -194,10 +195,10 @@ def told_of(plan: MemoryPlan) -> dict[str, Any]:
 def plan(
     model: Model | str | os.PathLike[str],
     adapter: Adapter | str | os.PathLike[str] | None = None,
-    data: TokenData | Rows | str | os.PathLike[str] | None = None,
+    data: TokenData | Rows | Source | None = None,
     *,
     data_options: Mapping[str, Any] | None = None,
-    val: str | os.PathLike[str] | None = None,
+    val: Source | None = None,
     eval_rows: int | None = None,
     gpu_layers: int | str | None = None,
     gpu_memory: int | str | None = None,

@@ -13,9 +13,11 @@ from ..base.errors import DataError, SettingError
 from ..base.memory import need_memory, show_bytes
 from ..data.dataset import IGNORED, split_rows
 from .data_files import data_files
+from .json_rows import is_samples
 from .model import Model
 
 if TYPE_CHECKING:
+    from .json_rows import Source
     from .model import Adapter
     from .packing import TokenData
 
@@ -42,19 +44,20 @@ class Rows:
 
 def read_rows(
     model: Model,
-    data: TokenData | Rows | str | os.PathLike[str],
+    data: TokenData | Rows | Source,
     context: int | None = None,
     val_split: float | None = None,
     seed: int = 0,
-    val: str | os.PathLike[str] | None = None,
+    val: Source | None = None,
     adapter: Adapter | None = None,
     **options: Any,
 ) -> Rows:
     """The rows of a file, or TokenData as they are, checked against the model's vocabulary and context.
 
-    val: a file whose rows validate, in place of a share of the others; of a folder of data its valid.jsonl (see
-    data_files). adapter: what the rows are for: chats go through the template that it was trained through, where there
-    is one and the options name none.
+    data: a path, a list of dicts (the objects of a .jsonl), or rows of tokens.
+    val: a file, or a list of dicts, whose rows validate, in place of a share of the others; of a folder of data its
+    valid.jsonl (see data_files). adapter: what the rows are for: chats go through the template that it was trained
+    through, where there is one and the options name none.
 
     Samples of a .jsonl are split before they are packed, so that no row holds samples of both sides; windows of a text
     and rows of TokenData are split as they are. TokenData are rows already: SettingError for another context, and for
@@ -63,23 +66,26 @@ def read_rows(
     limit = model.config.context_length
     if context is not None and not 2 <= context <= limit:
         raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
-    if val is not None and not isinstance(data, (str, os.PathLike)):
-        raise SettingError(f"val={os.fspath(val)!r:.60} beside rows of tokens; need val_split, or the path of the data")
+    is_read = isinstance(data, (str, os.PathLike)) or is_samples(data)  # tokenised and packed here
+    if val is not None and not is_read:
+        raise SettingError(f"val={_shown(val)} beside rows of tokens; need val_split, or the path of the data")
     if isinstance(data, Rows):
         return data
     need = 12 * (context or 0)
     what = f"context={context} is not usable: one row needs {show_bytes(need)} of memory"
     need_memory(need, what, "need a smaller one")
-    if isinstance(data, (str, os.PathLike)):
+    if is_read:
         from .data import read_samples
         from .packing import pack
 
-        files = data_files(data)
-        val = files.valid if val is None else val
+        train: Any = data
+        if isinstance(data, (str, os.PathLike)):
+            files = data_files(data)
+            train, val = files.train, files.valid if val is None else val
         if val is not None and val_split is not None:
-            raise SettingError(f"val_split={val_split} (--val-split) beside {os.fspath(val)}; need one of them")
+            raise SettingError(f"val_split={val_split} (--val-split) beside {_shown(val)}; need one of them")
         options["adapter_template"] = getattr(adapter, "chat_template", None)
-        samples = read_samples(files.train, model.tokenizer, **options)
+        samples = read_samples(train, model.tokenizer, **options)
         length = context or min(CONTEXT, limit)
         if val is not None:
             held_out = read_samples(val, model.tokenizer, **options)
@@ -88,12 +94,17 @@ def read_rows(
         if not samples.stream and share:
             parts = [pack(part, length) for part in samples.split(share, seed)]
             return _checked(model, _joined(*parts))
-        data = pack(samples, length)
+        packed: Any = pack(samples, length)
     else:
         check_rows(data, context, options)
-    training, validation = split_rows(len(data.tokens), _val_share(len(data.tokens), val_split), seed)
-    reports = (data.report,) if hasattr(data, "report") else ()
-    return _checked(model, Rows(data.tokens, data.positions, data.labels, training, validation, reports))
+        packed = data
+    training, validation = split_rows(len(packed.tokens), _val_share(len(packed.tokens), val_split), seed)
+    reports = (packed.report,) if hasattr(packed, "report") else ()
+    return _checked(model, Rows(packed.tokens, packed.positions, packed.labels, training, validation, reports))
+
+
+def _shown(path: Any) -> str:
+    return os.fspath(path) if isinstance(path, (str, os.PathLike)) else "other samples"
 
 
 def check_rows(data: Any, context: int | None, options: Mapping[str, Any]) -> None:
@@ -101,7 +112,8 @@ def check_rows(data: Any, context: int | None, options: Mapping[str, Any]) -> No
     arrays: list[Any] = [getattr(data, name, None) for name in ("tokens", "positions", "labels")]
     if not all(isinstance(a, np.ndarray) for a in arrays):
         raise DataError(
-            f"data: got {type(data).__name__}; need the path of a .txt or .jsonl file, or TokenData (gl.llm.pack)"
+            f"data: got {type(data).__name__}; need a path (.txt, .jsonl, .json), a list of dicts, or TokenData "
+            "(gl.llm.pack)"
         )
     tokens = arrays[0]
     if tokens.ndim != 2 or any(a.shape != tokens.shape or a.dtype.kind not in "iu" for a in arrays):

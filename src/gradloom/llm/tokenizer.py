@@ -17,6 +17,7 @@ import numpy as np
 
 from ..base.arguments import as_bool
 from ..base.errors import DataError, FileError, SettingError
+from ..base.habits import AttributeHints
 from . import bpe
 from .bpe import SPACE, Bpe, id_array
 from .pretokenizers import PRE_TOKENIZERS, Pre
@@ -28,7 +29,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class Tokenizer:
+class Tokenizer(AttributeHints):
     """Text to ids and back, as the metadata of a GGUF file says.
 
     metadata  the file's keys; used are tokenizer.ggml.{model, pre, tokens, scores, token_type, merges, *_token_id,

@@ -337,4 +337,6 @@ def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
 def _check_number(name: str, value: Any, low: float, high: float) -> None:
     if not isinstance(value, (int, float, np.number)) or not low <= value < high or in_f32(value) == math.inf:
         need = f"{low:g} <= {name} < {high:g}{f32_hint(value)}"
+        if callable(value):
+            need += f"; a function of (step, epoch) belongs to an optimizer: optimizer=gl.optim.AdamW({name}=function)"
         raise SettingError(f"finetune: {name}={value!r} is not usable; need {need}")

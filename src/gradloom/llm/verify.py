@@ -19,6 +19,7 @@ import numpy as np
 
 from ..base.arguments import as_bool, one_line
 from ..base.errors import GradloomError, SettingError
+from ..base.habits import hinted
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches, switches
 from ..graph.graph import storage_leaf, update_target, view_base, written
@@ -31,10 +32,12 @@ from ..transform.passes import rewrite
 from ..transform.program import Program, gather
 from .arguments import refuse_settings
 from .finetune import Run
+from .json_rows import is_samples
 from .model import model_of
 
 if TYPE_CHECKING:
     from ..graph.value import Value
+    from .json_rows import Source
     from .model import Adapter, Model
     from .packing import TokenData
 
@@ -75,9 +78,10 @@ class Verification:
         return all(c.holds for c in self.checks)
 
 
+@hinted
 def verify(
     model: Model | str | os.PathLike[str],
-    data: TokenData | str | os.PathLike[str],
+    data: TokenData | Source,
     adapter: Adapter | str | os.PathLike[str] | None = None,
     *,
     context: int | None = None,
@@ -113,7 +117,7 @@ def verify(
     backend(device, chosen)  # for its error, before anything is read
     model = model_of(model, "verify")
     reference = as_bool("reference", reference)
-    if context is None and isinstance(data, (str, os.PathLike)):
+    if context is None and (isinstance(data, (str, os.PathLike)) or is_samples(data)):
         context = min(TOKENS, model.config.context_length)
     run = Run(
         model, data, adapter,

@@ -1,5 +1,10 @@
 """Modules: parameters with dotted names and the graph that they build."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..base.habits import missing_name
 from .attention import MultiheadAttention
 from .ensemble import Ensemble, MemberLinear, Periodic
 from .layers import (
@@ -53,3 +58,8 @@ __all__ = [
     "Tanh",
     "stacked",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

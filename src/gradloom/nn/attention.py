@@ -16,8 +16,9 @@ from ..base.dtypes import f32, u8
 from ..base.errors import DTypeError, SettingError, ShapeError
 from ..graph.leaves import as_value, constant
 from ..graph.value import Value, describe
+from .initial import filled, uniform
 from .layers import Dropout, Linear, need_positive
-from .module import Module, filled, uniform
+from .module import Module
 
 
 class MultiheadAttention(Module):

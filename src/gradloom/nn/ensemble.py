@@ -13,8 +13,9 @@ from .. import ops
 from ..base.errors import SettingError, ShapeError
 from ..graph.leaves import constant
 from ..graph.value import Value, describe
+from .initial import normal, uniform
 from .layers import Dropout, Sequential, activation_function, activation_name, need_positive
-from .module import Module, normal, uniform
+from .module import Module
 from .stacked import stacked
 
 AVERAGES = ("probabilities", "outputs")

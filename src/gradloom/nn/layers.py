@@ -12,8 +12,10 @@ from .. import ops
 from ..base.arguments import as_bool, as_share
 from ..base.arrays import as_array
 from ..base.errors import GraphError, SettingError, ShapeError
+from ..base.habits import value_hint
 from ..graph.value import Value, describe
-from .module import Module, filled, normal, uniform
+from .initial import filled, normal, uniform
+from .module import Module
 
 ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
     "relu": ops.relu,
@@ -32,8 +34,10 @@ def activation_function(name: str | None) -> Callable[[Value], Value]:
     """The activation of this name; None: none. SettingError for one that is not known."""
     if name is None:
         return _same
-    if name not in ACTIVATIONS:
-        raise SettingError(f"activation: {name!r} is not known; need one of {', '.join(ACTIVATIONS)}")
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        same = next((known for known, function in ACTIVATIONS.items() if function is name), name)
+        hint = value_hint("activation", same, ACTIVATIONS)
+        raise SettingError(f"activation: {name!r} is not known; need one of {', '.join(ACTIVATIONS)}{hint}")
     return ACTIVATIONS[name]
 
 
@@ -308,7 +312,8 @@ class Sequential(Module):
         super().__init__()
         for layer in layers:
             if not isinstance(layer, Module):
-                raise GraphError(f"Sequential: got {type(layer).__name__}; need modules")
+                many = "; use Sequential(*layers)" if isinstance(layer, (list, tuple)) else ""
+                raise GraphError(f"Sequential: got {type(layer).__name__}; need modules{many}")
         self.layers = list(layers)
 
     def _below(self) -> Iterator[tuple[str, Any, Any]]:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.random.bit_generator import ISeedSequence
 
 from ..base import locks
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, what_is
 from ..base.arrays import as_array
-from ..base.errors import DTypeError, GraphError, ShapeError
+from ..base.errors import DTypeError, GraphError, SettingError, ShapeError
+from ..base.habits import AttributeHints, KeywordHints
 from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import enter_scope, leave_scope
 from ..graph.stored import Role, Stored, addressable, copies, replace
 from .devices import OnDevice
+from .initial import Init, Key
 from .room import need_room
 from .shown import Shown
-
-Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
 class _Call:
@@ -60,37 +58,7 @@ def mode(training: bool) -> Iterator[None]:
         _mode.reset(token)
 
 
-def uniform(bound: float) -> Init:
-    """U(-bound, bound)."""
-    return partial(_uniform, bound)
-
-
-def normal(std: float = 1.0) -> Init:
-    """N(0, std^2)."""
-    return partial(_normal, std)
-
-
-def filled(value: float | np.ndarray) -> Init:
-    """One number everywhere, or these numbers."""
-    return partial(_filled, value)
-
-
-# Functions of the module, so that models can be pickled.
-
-
-def _uniform(bound: float, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return rng.uniform(-bound, bound, shape)
-
-
-def _normal(std: float, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return rng.standard_normal(shape) * std
-
-
-def _filled(value: float | np.ndarray, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return np.full(shape, value)
-
-
-class Module(OnDevice, Shown):
+class Module(OnDevice, Shown, KeywordHints, AttributeHints):
     """Base of all layers and models.
 
     Call `super().__init__()`, assign modules and parameters (`self.parameter(...)`, `gl.parameter(...)`) to attributes
@@ -286,7 +254,7 @@ class Module(OnDevice, Shown):
             for i, (name, parameter, init) in enumerate(stored):
                 parameter.stored.name = parameter.node.name = name
                 if init is not None and wanted(parameter):
-                    key: Any = _Key(seed % (1 << 64), i)
+                    key: Any = Key(seed % (1 << 64), i)
                     rng = np.random.Generator(np.random.Philox(key))
                     parameter.assign(init(rng, parameter.shape))
         return self
@@ -299,6 +267,11 @@ class Module(OnDevice, Shown):
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Assign all parameters and buffers. GraphError names what is missing or left over; then nothing is changed."""
+        if not isinstance(arrays, Mapping):
+            seen = what_is(arrays)
+            raise SettingError(
+                f"load_state_dict: got {seen}; need a dict of arrays, or gl.load(model, path) for a file"
+            )
         mine = {name: p for name, p, _ in self.named_stored()}
         missing, extra = sorted(set(mine) - set(arrays)), sorted(set(arrays) - set(mine))
         if missing or extra:
@@ -379,16 +352,6 @@ class Module(OnDevice, Shown):
                 for module, (further, more) in child._modules_below((*above, child)).items():
                     below.setdefault(module, (f"{name}.{further}", (*links, *more)))
         return below
-
-
-class _Key(ISeedSequence):
-    """The key of a Philox generator. Philox(key=...) makes the same one, after it has asked the system for entropy."""
-
-    def __init__(self, *words: int) -> None:
-        self.words = words
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
-        return np.array(self.words, dtype)
 
 
 _HOLDERS = (Module, Parameter, list, tuple, dict)  # what may be or hold a part of the tree

@@ -1,5 +1,10 @@
 """What each op means: one declaration per op, a file per family, and the functions that users call."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..base.habits import hinted, missing_name
 from .attention import attention, attention_back
 from .conv import conv2d, conv2d_back_input, conv2d_back_weight
 from .conv_pool import conv2d_max_pool, conv2d_pool_back_input, conv2d_pool_back_weight
@@ -235,3 +240,17 @@ __all__ = [
     "where",
     "zero",
 ]
+
+# What users call: a keyword of another library is answered with ours. The ops themselves call the plain functions.
+for _function in (
+    sum, mean, max, min, argmax, softmax, log_softmax, transpose, flatten, squeeze, expand_dims, repeat,
+    concat, stack, split, pad, conv2d, max_pool2d, avg_pool2d, dropout, layer_norm, rms_norm, batch_norm,
+    group_norm, cross_entropy, mse,
+):  # fmt: skip
+    globals()[_function.__name__] = hinted(_function)
+    globals()[_function.__name__].__module__ = __name__  # where pickle finds it
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

@@ -62,7 +62,8 @@ def conv_shape(x: Spec, w: Spec, bias: Spec | None, stride: Shape, padding: Shap
     need_images(x)
     need(w.ndim == 4, "w is no set of kernels", "w of shape [O, I, KH, KW]")
     need_rounded(x, w)
-    need(x.shape[1] == w.shape[1], "channels differ", f"{x.shape[1]} == {w.shape[1]}")
+    last = "; channels are the second axis: ops.permute(x, (0, 3, 1, 2))" if x.shape[3] == w.shape[1] else ""
+    need(x.shape[1] == w.shape[1], "channels differ", f"{x.shape[1]} == {w.shape[1]}{last}")
     need(bias is None or bias.shape == w.shape[:1], "bias does not fit", f"bias of shape [{w.shape[0]}]")
     return Spec((x.shape[0], w.shape[0], *out_extents(x, w.shape[2:], stride, padding, dilation)))
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..base.dtypes import f32, i32
 from ..base.errors import SettingError, ShapeError
+from ..base.habits import value_hint
 from ..graph.composition import pullback
 from ..graph.declaration import IdRange
 from ..graph.declare import op
@@ -314,5 +315,6 @@ LOSSES: dict[str, Callable[..., Pair]] = {
 def loss_pair(name: str) -> Callable[..., Pair]:
     """The loss of this name as a function (outputs, labels, weights=None) -> (sum, weight)."""
     if name not in LOSSES:
-        raise SettingError(f"loss: {name!r} is not known; need one of {', '.join(LOSSES)}, or a function")
+        hint = value_hint("loss", name, LOSSES)
+        raise SettingError(f"loss: {name!r} is not known; need one of {', '.join(LOSSES)}, or a function{hint}")
     return LOSSES[name]

@@ -1,5 +1,10 @@
 """Optimisers: they only build update nodes and say what their settings are. Schedules for those; clipping."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..base.habits import missing_name
 from . import schedules
 from .clip import clip_grad_norm, clip_grad_value, clip_weight
 from .matrix import Adafactor, Muon
@@ -24,3 +29,8 @@ __all__ = [
     "clip_weight",
     "schedules",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

@@ -30,3 +30,10 @@ def optimizer_named(name: str) -> Any:
         hint = nearest(name.lower(), names)
         raise SettingError(f"optimizer: {name!r} is not known; need one of {', '.join(sorted(names))}{hint}")
     return names[name.lower()]
+
+
+def optimizer_hint(given: object) -> str:
+    """The call that makes the optimiser which a name or a class stands for; AdamW(lr=1e-3) for anything else."""
+    name = given.__name__ if isinstance(given, type) else str(given)
+    made = optimizer_names().get(name.lower())
+    return f"gl.optim.{'AdamW' if made is None else made.__name__}(lr=1e-3)"

@@ -19,6 +19,7 @@ import numpy as np
 from .. import ops
 from ..base.arguments import as_bool
 from ..base.errors import GradientError, GraphError, SettingError
+from ..base.habits import unexpected_keyword
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value
@@ -73,12 +74,19 @@ class Optimizer(UpdateRule):
         )
 
     def __init__(
-        self, parameters: Parameters = None, *, groups: Sequence[GroupSettings] = (), no_decay: str = "", **given: Any
+        self,
+        parameters: Parameters = None,
+        *more: Any,
+        groups: Sequence[GroupSettings] = (),
+        no_decay: str = "",
+        **given: Any,
     ) -> None:
         who = type(self).__name__
+        if more:
+            raise TypeError(f"{who}() takes the parameters and keywords; got {more[0]!r:.60}; use lr=, weight_decay=")
         for name in given:
             if name not in self.declared:
-                raise TypeError(f"{who}.__init__() got an unexpected keyword argument {name!r}")
+                raise unexpected_keyword(who, name, ["parameters", *self.declared, "groups", "no_decay"])
         values = {**self.declared, **given}
         for name, default in self.declared.items():
             if type(default) is not float:

@@ -5,6 +5,7 @@ Each setting is a number or a schedule: a function of the step (optimiser steps 
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from .. import ops
 from ..base.arguments import f32_hint, in_f32, nearest, one_line
 from ..base.errors import SettingError
+from ..base.habits import missing_attribute
 from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, zeros
 from ..graph.value import Value
@@ -64,6 +66,7 @@ class RuleSettings(MutableMapping[str, Schedule]):
         if name not in self._values:
             raise SettingError(f"{who}: {name} is not a setting{_hint(name, self._values)}")
         if callable(value):
+            _check_schedule(f"{who}: {name}", value)
             self.schedules[name] = value
             self.constants.pop(f"opt.{name}", None)
         else:
@@ -96,6 +99,16 @@ class RuleSettings(MutableMapping[str, Schedule]):
 
     def __repr__(self) -> str:
         return repr(self._values)
+
+
+def _check_schedule(what: str, schedule: Callable[..., float]) -> None:
+    """SettingError for a function that does not take (step, epoch)."""
+    try:
+        inspect.signature(schedule).bind(0, 0)
+    except TypeError as error:
+        raise SettingError(f"{what}: the function is called with (step, epoch): {error}") from None
+    except ValueError:  # not written in Python
+        pass
 
 
 def _hint(name: Any, known: Iterable[str]) -> str:
@@ -187,7 +200,7 @@ class UpdateRule(metaclass=_Made):
     def __getattr__(self, name: str) -> Any:
         settings = vars(self).get("settings", {})
         if name not in vars(self).get("names", ()):
-            raise AttributeError(f"{type(self).__name__} has no {name}{_hint(name, settings)}")
+            raise missing_attribute(self, name, settings)
         key = self.keys.get(name, name)
         return settings[key] if key else 0.0
 

@@ -9,17 +9,18 @@ good. `value` is the highest rate; `warmup` steps before it is reached grow line
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..base.arguments import f32_hint, in_f32
 from ..base.errors import SettingError
+from ..base.habits import KeywordHints, missing_name
 
 Memory = dict[str, float]
 
 
-class Warming:
+class Warming(KeywordHints):
     """Base: value * (step + 1) / warmup for the first `warmup` steps, value * share(...) from then on.
 
     by: "step" counts optimiser steps after the warm-up, "epoch" passes over the data.
@@ -180,3 +181,9 @@ class Plateau(Warming):
     def recall(self, memory: Memory, step: int, epoch: int) -> float:
         """The rate of a step, with what was seen so far."""
         return memory["rate"] * ((step + 1) / self.warmup if step < self.warmup else 1.0)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

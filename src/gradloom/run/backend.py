@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ..base.errors import BackendError, SettingError
+from ..base.habits import value_hint
 from ..base.settings import Switches, switches
 from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds, signature
@@ -171,7 +172,8 @@ def backend(name: str, switches: Switches) -> Backend:
     elif name in _registered:
         made = _registered[name](switches)
     else:
-        raise BackendError(f"backend: {name!r} is not known; need one of {', '.join([*_registered, *LATE])}")
+        hint = value_hint("device", kind, [*_registered, *LATE])
+        raise BackendError(f"backend: {name!r} is not known; need one of {', '.join([*_registered, *LATE])}{hint}")
     there, why = made.available()
     if not there:
         raise BackendError(why)

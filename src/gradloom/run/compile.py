@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..base.arguments import one_line, what_is
 from ..base.collector import paused
 from ..base.errors import BackendError, DTypeError, GraphError, SettingError
+from ..base.habits import hinted
 from ..base.settings import Switches, switches
 from ..graph.graph import check_graph, check_updates
 from ..graph.scope import device_name
@@ -26,6 +27,7 @@ from .scheduled import scheduled
 
 @paused()
 @builds_graphs
+@hinted
 def compile(
     outputs: Value | Sequence[Value],
     updates: Sequence[Value] = (),
@@ -59,6 +61,10 @@ def compile(
     schedule: what runs where, the bytes of each device, what is copied between them.
     Raises GraphError, ShapeError for what cannot be built, BackendError for what cannot run here.
     """
+    if not isinstance(outputs, Iterable):
+        raise GraphError(
+            f"compile: got {what_is(outputs)}; need values of a graph, such as model(gl.input('x', shape))"
+        )
     values = [outputs] if isinstance(outputs, Value) else list(outputs)
     if not values and not updates:
         raise GraphError("compile: no outputs and no updates; need at least one value")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import os
 import sys
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,10 +19,9 @@ import numpy as np
 try:
     from .. import _core
 except ImportError as error:  # a source tree on the path that was never built hides the installed package
-    raise ImportError(
-        f"gradloom: the native core is not in {os.path.dirname(os.path.dirname(__file__))}: this is a source tree; "
-        "run from another folder, install it with `pip install -e .`, or build it in place (CONTRIBUTING.md)"
-    ) from error
+    from ..base.native import not_built
+
+    raise not_built() from error
 from ..base.aligned import aligned_empty
 from ..base.arguments import what_is
 from ..base.errors import (

@@ -1,6 +1,11 @@
 """Estimators of scikit-learn, for its pipelines, searches and cross-validation. `pip install 'gradloom[sklearn]'`."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ..base.errors import BackendError
+from ..base.habits import missing_name
 
 try:
     import sklearn  # noqa: F401 - the package of that name, not this one
@@ -10,3 +15,8 @@ except ImportError:
 from .estimators import Classifier, Regressor
 
 __all__ = ["Classifier", "Regressor"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

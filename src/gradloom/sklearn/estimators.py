@@ -26,6 +26,7 @@ from ..base.defaults import (
     rate_for,
 )
 from ..base.errors import DataError, SettingError
+from ..base.habits import AttributeHints, KeywordHints
 from ..data.dataset import Dataset, split_rows
 from ..data.frames import features_of, learned
 from ..data.parquet import whole_table
@@ -39,7 +40,7 @@ from ..train.scores import SCORES
 from ..train.stopping import stopping_at
 
 
-class _Perceptron(BaseEstimator):
+class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
     """What both share: settings, rows, and the training."""
 
     def __init__(

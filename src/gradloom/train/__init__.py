@@ -1,5 +1,10 @@
 """fit, epoch, evaluate, predict, dp_train; the trainer beneath them; results with uncertainties."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..base.habits import missing_name
 from ..base.interrupts import StopTraining
 from .averaged_weights import AveragedWeights
 from .callbacks import BatchResult, Callback
@@ -47,3 +52,8 @@ __all__ = [
     "predict",
     "read_metrics",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name(__name__, name)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ..base.arguments import nearest
 from ..base.errors import SettingError
+from ..base.habits import keyword_hint
 from ..base.settings import Switches, switches
 from ..run.backend import backend, check_heeded
 from ..run.compile import compile as compile_program
@@ -20,16 +20,22 @@ def check_options(who: str, options: Mapping[str, Any], function: Callable[..., 
     """SettingError, with the nearest known name, for an option that is neither one of gl.compile nor an argument of the
     function, nor one of `more`; for a switch (base/settings.py) whose value is not usable, or that a device which is
     given does not heed."""
+    check_names(who, options, function, *more)
+    _switches(options)
+    check_heeded(who, device_names(who, *map(options.get, ("device", "backend", "devices"))), options)
+
+
+def check_names(who: str, options: Iterable[str], function: Callable[..., Any], *more: str) -> None:
+    """SettingError, with what to write instead, for an option that is neither one of gl.compile nor an argument of the
+    function, nor one of `more`."""
     known = set(more)
     for callee in (compile_program, function):
         known |= {n for n, p in inspect.signature(callee).parameters.items() if p.kind != p.VAR_KEYWORD}
     known -= {"self", "outputs", "updates"}
     for name in options:
         if name not in known:
-            hint = nearest(name, known, f"need one of {', '.join(sorted(known))}")
+            hint = keyword_hint(who, name, sorted(known), f"need one of {', '.join(sorted(known))}")
             raise SettingError(f"{who}: {name} is not an argument{hint}")
-    _switches(options)
-    check_heeded(who, device_names(who, *map(options.get, ("device", "backend", "devices"))), options)
 
 
 def with_backend(who: str, options: Mapping[str, Any]) -> dict[str, Any]:

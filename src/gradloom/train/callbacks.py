@@ -255,7 +255,8 @@ def _listeners(on_epoch: Listeners) -> Iterator[Callback]:
 
 def several(callbacks: Any) -> list[Any]:
     """What callbacks= was given, as a list: one callback, several or none."""
-    return [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
+    one = isinstance(callbacks, Callback) or (callable(callbacks) and not isinstance(callbacks, Iterable))
+    return [callbacks] if one else list(callbacks or ())
 
 
 def _callbacks(callbacks: Any) -> Iterator[Callback]:

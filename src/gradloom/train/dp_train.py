@@ -28,6 +28,7 @@ from ..base.errors import (
     SettingError,
     TrainError,
 )
+from ..base.habits import hinted
 from ..base.settings import core_count
 from ..graph.stored import before_write
 from ..graph.value import Value
@@ -88,6 +89,7 @@ class DPResult:
         return f"DPResult({steps} steps of {self.replicas} replicas, loss {self.loss:.6g}, {self.seconds:.3g} s)"
 
 
+@hinted
 def dp_train(
     make_model: Callable[[], Module],
     samples: Sequence[Any],

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..base.arguments import what_is
 from ..base.errors import DataError, SettingError
+from ..base.habits import hinted
 from ..data.dataset import Dataset
 from .arguments import check_batch
 from .result import Evaluation, Result
@@ -46,6 +48,7 @@ class Pass:
     evaluations: list[Evaluation] = field(default_factory=list)
 
 
+@hinted
 def epoch(
     trainer: Trainer,
     data: Dataset,
@@ -71,6 +74,9 @@ def epoch(
     parts counts (see Dataset). A batch of which no row counts is an optimiser step with gradient 0: weight decay and
     moments do what they do then, the step is counted.
     """
+    if not hasattr(trainer, "run_rows") or not isinstance(data, Dataset):
+        seen = f"{what_is(trainer)} and {what_is(data)}"
+        raise SettingError(f"epoch: got {seen}; need a gl.Trainer and a gl.data.Dataset, or gl.fit(model, data)")
     split = data.n if split is None else split
     if not isinstance(split, (int, np.integer)) or not 0 <= split <= data.n:
         raise SettingError(f"split={split!r} is not usable; need 0..{data.n}, rows to train on")

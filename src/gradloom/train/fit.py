@@ -13,9 +13,11 @@ import numpy as np
 
 from ..base.arguments import as_bool, as_whole, what_is
 from ..base.errors import DataError, SettingError
+from ..base.habits import hinted
 from ..base.interval import Interval
 from ..base.warned import warn
 from ..data.dataset import Dataset
+from ..data.loader import DataLoader
 from ..data.table_columns import is_table
 from ..nn.ensemble import Ensemble
 from ..optim.optimizer import Optimizer
@@ -41,6 +43,7 @@ from .trainer import Model, Trainer
 Data = Dataset | tuple[Any, Any] | np.ndarray
 
 
+@hinted
 def fit(
     model: Model,
     data: Data | None = None,
@@ -200,6 +203,7 @@ def fit(
     return loop.history
 
 
+@hinted
 def evaluate(
     model: Model,
     data: Data,
@@ -230,6 +234,7 @@ def evaluate(
     return result
 
 
+@hinted
 def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> Any:
     """The model's outputs for all rows of x, in order: an array [rows, ...], or, of a model with several outputs, a
     tuple, list or dict of arrays as the model gives them.
@@ -239,6 +244,8 @@ def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> A
     check_options("predict", options, predict, "dynamic")
     if isinstance(x, Dataset):
         raise DataError("predict: got a Dataset; need its rows alone, dataset.data (gl.evaluate reads labels, too)")
+    if isinstance(x, (tuple, list)) and len(x) == 2 and np.ndim(x[0]) != np.ndim(x[1]):
+        raise DataError("predict: got a pair; need the rows alone, x (gl.evaluate reads labels, too)")
     x = numbers("x", x)
     check_batch(batch_size)
     if x.ndim == 0 or not len(x):
@@ -316,4 +323,5 @@ def as_dataset(data: Data | None) -> Dataset:
         return Dataset(*data)
     use = "; use gl.data.read_table(data).train" if is_table(data) or isinstance(data, (str, os.PathLike)) else ""
     use = "; use gl.data.read_table(pandas.DataFrame(data)).train" if isinstance(data, Mapping) else use
+    use = "; use loader.dataset" if isinstance(data, DataLoader) else use
     raise DataError(f"data: got {type(data).__name__}; need a Dataset, a pair (x, y) or an array{use}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import BackendError, SettingError
+from ..base.habits import AttributeHints
 from ..base.html import html_table
 from .metrics import UNCERTAINTY
 from .result import MAIN, EpochResult, Result
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class History(list[EpochResult]):
+class History(list[EpochResult], AttributeHints):
     """A list of EpochResult, one for each pass.
 
     kept: the EpochResult of the weights that the model has in the end: of the last pass, or of the best one where
@@ -23,6 +24,13 @@ class History(list[EpochResult]):
     """
 
     kept: EpochResult | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, index: Any) -> Any:
+            if isinstance(index, str):
+                raise TypeError(f"a history is a list of epochs; use history.to_dict()[{index!r}]")
+            return super().__getitem__(index)
 
     def at(self, epoch: int, step: int | None) -> EpochResult:
         """The result of this epoch; where a step is given, with the evaluation after so many as its last one."""

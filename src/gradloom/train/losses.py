@@ -110,7 +110,11 @@ def _own(
     if not isinstance(made, Value) or made.ndim != 1 or made.shape[0] not in rows:
         seen = describe(made) if isinstance(made, Value) else type(made).__name__
         shown = " or ".join(f"[{n}]" for n in sorted(rows))
-        raise ShapeError(f"loss: the function gave {seen}; need one value per row {shown} or a pair (sum, weight)")
+        mean = isinstance(made, Value) and not made.shape
+        hint = "; a mean over the rows has no weight: leave the mean out, or name the loss: 'cross_entropy'" * mean
+        raise ShapeError(
+            f"loss: the function gave {seen}; need one value per row {shown} or a pair (sum, weight){hint}"
+        )
     if weights is None:
         return ops.sum(made), constant(float(made.shape[0]))
     if takes_weights:

@@ -103,6 +103,11 @@ def usable_name(name: object) -> bool:
 
 def checked_metrics(metrics: Metrics | None) -> tuple[tuple[str, Metric], ...]:
     """Names and metrics; SettingError for a name that is another number's, or that history and monitors cannot tell."""
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise SettingError(
+            f"metrics: got {what_is(metrics)}; need a dict of functions, such as {{'mae': function}}; accuracy is "
+            "measured by itself where the loss is cross_entropy"
+        )
     named = []
     for name, one in (metrics or {}).items():
         if not usable_name(name):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.errors import TrainError
+from ..base.habits import AttributeHints
 from ..base.html import html_table
 from ..data.dataset import IGNORED
 from .metrics import NOTHING, UNCERTAINTY, Measured, Measures, standard_error
@@ -28,7 +29,7 @@ class Mark(NamedTuple):
     measured: dict[str, int]
 
 
-class Result:
+class Result(AttributeHints):
     """Losses, weights and predictions of the batches that were added.
 
     loss is the weighted mean over all rows (the plain total for the loss "sum"), loss_unc its standard error from the
@@ -352,7 +353,7 @@ def under(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class EpochResult:
+class EpochResult(AttributeHints):
     """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split).
 
     seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for. rates: the learning rates

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import SettingError
+from ..base.habits import hinted
 from ..files import load_arrays, need_finite, save_arrays
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
@@ -20,6 +21,7 @@ from .model import DESCRIPTION, Model, read_model, write_model
 Path = str | os.PathLike[str]
 
 
+@hinted
 def save(
     what: Model | Module | Optimizer | OptimizerState, path: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
@@ -47,6 +49,7 @@ def save(
 def load(what: Path) -> Any: ...
 @overload
 def load(what: Module | Optimizer | OptimizerState, path: Path) -> dict[str, str]: ...
+@hinted
 def load(what: Path | Module | Optimizer | OptimizerState, path: Path | None = None) -> Any:
     """load(path) gives what `save` wrote: a network, or the Model of `gradloom fit` (its file or its folder).
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..base.arguments import as_bool, nearest
 from ..base.errors import DataError, SettingError, TrainError
+from ..base.habits import KeywordHints
 from ..base.interrupts import StopTraining
 from ..graph.stored import copies, replace
 from .callbacks import Callback
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")  # how names end of what is to be large
 
 
-class EarlyStopping(Callback):
+class EarlyStopping(Callback, KeywordHints):
     """For callbacks= or on_epoch=: end the training when a number has not improved for `patience` epochs.
 
     monitor       the number's name, as EpochResult.numbers() has it: "val_loss", "loss", "val_accuracy", "clean.loss",

@@ -14,6 +14,7 @@ from ..base.arguments import as_bool, as_whole, what_is
 from ..base.collector import paused
 from ..base.dtypes import f32
 from ..base.errors import GradientError, SettingError, ShapeError
+from ..base.habits import AttributeHints
 from ..base.locks import Claim
 from ..base.settings import switches
 from ..data.dataset import Dataset
@@ -24,6 +25,7 @@ from ..graph.value import builds_graphs, describe
 from ..nn.module import Module
 from ..optim.average import Average, check_decay
 from ..optim.clip import check_max
+from ..optim.names import optimizer_hint
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.agree import Agreement
@@ -63,7 +65,7 @@ def _claims(method: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-class Trainer:
+class Trainer(AttributeHints):
     """Trains a model batch by batch.
 
     model      a Module, a function from batch value to outputs, or a graph: a gl.Graph with one input (and, with
@@ -135,7 +137,8 @@ class Trainer:
             raise SettingError(f"build: {build!r} is not known; need forward, grad or opt")
         accumulate, seed = as_whole("accumulate", accumulate, 1), as_whole("seed", seed, 0)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise SettingError(f"optimizer: got {what_is(optimizer)}; need one of gl.optim, such as AdamW(lr=1e-3)")
+            hint = optimizer_hint(optimizer)
+            raise SettingError(f"optimizer: got {what_is(optimizer)}; need one of gl.optim, such as {hint}")
         self.optimizer = optimizer if optimizer is not None else AdamW()
         self.optimizer_state = self.optimizer.state or OptimizerState(self.optimizer)
         self.build, self.accumulate, self.seed, self.options = build, accumulate, seed, options

@@ -1,0 +1,240 @@
+"""Errors that name the right call: for missing attributes, unexpected keywords, options and commands.
+
+The names come from the tables of habit_names.py, from the public names of the loaded modules of gradloom, or from
+the spelling. Nothing here is called unless a call has failed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from .arguments import nearest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Modules whose public names are searched, and how users write them
+_MODULES = {
+    "gradloom.nn": "gl.nn", "gradloom.optim": "gl.optim", "gradloom.ops": "gl.ops", "gradloom.train": "gl.train",
+    "gradloom.optim.schedules": "gl.optim.schedules", "gradloom.data": "gl.data", "gradloom.llm": "gl.llm",
+    "gradloom": "gl",
+}  # fmt: skip
+
+
+# ---- missing names ---------------------------------------------------------------------------------------------------
+
+
+def missing_name(module: str, name: str) -> AttributeError:
+    """The error of a module without this name."""
+    hint = "" if name.startswith("_") else _name_hint(name, sys.modules[module])
+    return _attribute_error(f"module {module!r} has no attribute {name!r}", hint, name)
+
+
+def _name_hint(name: str, module: Any) -> str:
+    from .habit_names import NAMES
+
+    known = _public(module)
+    name = name.removeprefix("ggml_").removesuffix("_inplace")
+    text = NAMES.get(name) or _elsewhere(name)
+    return nearest(name, known) if text is None else f"; {text}"
+
+
+def _elsewhere(name: str) -> str | None:
+    """An instruction that names what a loaded module has under this name, but for case and underscores."""
+    plain = _plain(name)
+    for path, shown in _MODULES.items():
+        for known in _public(sys.modules.get(path)):
+            if _plain(known) == plain:
+                return f"use {shown}.{known}"
+    return None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _public(module: Any) -> list[str]:
+    names = getattr(module, "__all__", None)
+    if names is None:
+        names = [name for name in vars(module) if name[0].isupper()] if module is not None else []
+    return list(names)
+
+
+def missing_attribute(owner: object, name: str, more: Iterable[str] = ()) -> AttributeError:
+    """The error of an object without this attribute. more: attributes that its class does not list."""
+    kind = type(owner)
+    hint = "" if name.startswith("_") else _attribute_hint(kind, name, more)
+    return _attribute_error(f"{kind.__name__!r} object has no attribute {name!r}", hint, name)
+
+
+def _attribute_hint(kind: type, name: str, more: Iterable[str]) -> str:
+    from .habit_names import ATTRIBUTES, NAMES
+
+    for base in kind.__mro__:
+        text = ATTRIBUTES.get(f"{base.__module__.removeprefix('gradloom.').partition('.')[0]}.{base.__name__}", {})
+        if name in text:
+            return f"; {text[name]}"
+    is_value = any(base.__name__ == "Value" for base in kind.__mro__)
+    if is_value and name in NAMES and "gl.ops" in NAMES[name]:
+        return f"; {NAMES[name]}"
+    if is_value and name in _public(sys.modules.get("gradloom.ops")):
+        return f"; use gl.ops.{name}(x)"
+    return nearest(name, [*more, *(known for known in dir(kind) if not known.startswith("_"))])
+
+
+def _attribute_error(text: str, hint: str, name: str) -> AttributeError:
+    # obj=None: Python would look for a similar name itself and print a second suggestion
+    return AttributeError(text + hint, name=name, obj=None)
+
+
+class AttributeHints:
+    """A class whose missing attributes are reported with what to use instead."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # an empty slot, or a property that has failed: its own error
+                return object.__getattribute__(self, name)
+            raise missing_attribute(self, name)
+
+
+# ---- unexpected keywords ---------------------------------------------------------------------------------------------
+
+
+def keyword_hint(who: str, name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of a message about a keyword that `who` does not take: what to write instead, else a similar name, else
+    `otherwise`."""
+    from .habit_names import KEYWORDS
+
+    known = list(known)
+    own, anywhere = KEYWORDS.get(who, {}), KEYWORDS["*"].get(name, "")
+    if "gl." not in anywhere and not set(re.findall(r"(\w+)=", anywhere)) <= set(known):
+        anywhere = ""
+    text = own.get(name) or anywhere or _synonym(name, known, "{}=")
+    if text is None:  # another name of one that has an instruction
+        text = next((own[other] for other in _same_as(name) if other in own), None)
+    return f"; {text}" if text else nearest(name, known, otherwise)
+
+
+def _synonym(name: str, known: Iterable[str], shown: str) -> str | None:
+    return next((f"use {shown.format(other)}" for other in _same_as(name) if other in known), None)
+
+
+def _same_as(name: str) -> list[str]:
+    """The other names of a keyword."""
+    from .habit_names import SYNONYMS
+
+    return [other for group in SYNONYMS if name in group for other in group if other != name]
+
+
+def value_hint(what: str, value: object, known: Iterable[str]) -> str:
+    """The end of a message about a value that is not known: the one of gradloom, else a similar one."""
+    from .habit_names import VALUES
+
+    known, name = list(known), str(value).lower()
+    text = VALUES.get(what, {}).get(name)
+    if text is None:
+        text = next((f"use {one!r}" for one in known if _plain(one) == _plain(name)), None)
+    return f"; {text}" if text else nearest(name, known)
+
+
+def check_keywords(function: Callable[..., Any], given: Iterable[str], name: str = "") -> None:
+    """TypeError, with what to write instead, for the first keyword that the function does not take."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    known = [n for n in parameters if n != "self"]
+    for one in given:
+        if one not in known:
+            raise unexpected_keyword(name or function.__name__, one, known)
+
+
+def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """TypeError, with what to write instead, for a call that does not fit the function's arguments."""
+    from .habit_names import KEYWORDS
+
+    check_keywords(function, kwargs)
+    signature, who = inspect.signature(function), function.__name__
+    try:
+        signature.bind(*args, **kwargs)
+        return
+    except TypeError as error:
+        why, hint = str(error), ""
+    if why.startswith("too many"):
+        hint = KEYWORDS.get(who, {}).get("*", "")
+    else:  # an argument is missing, perhaps given under another name
+        for name in kwargs.keys() - signature.parameters.keys():
+            hint = keyword_hint(who, name, signature.parameters).removeprefix("; ")
+    if hint:
+        raise TypeError(f"{who}() {why}; {hint}")
+
+
+def unexpected_keyword(who: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error of a function without this keyword."""
+    known = list(known)
+    hint = keyword_hint(who, name, known, f"its arguments are {', '.join(known)}" if known else "it takes none")
+    return TypeError(f"{who}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def hinted(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose errors of unexpected keywords name the right one."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            _check_call(function, args, kwargs)
+            raise
+
+    return call
+
+
+class KeywordHints:
+    """A class whose constructor reports unexpected keywords with the right one."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if kwargs:
+                check_keywords(cls.__init__, kwargs, cls.__name__)
+            return super().__new__(cls)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def option_hint(option: str, options: Iterable[str], arguments: Iterable[str]) -> str:
+    """The end of a message about an option that a command does not have. options: its own, such as "--lr"; arguments:
+    the names of what it takes without one, such as "model"."""
+    from .habit_names import OPTIONS
+
+    options, name = list(options), option.lstrip("-").lower()
+    flags = {one.lstrip("-"): one for one in options}
+    for known in arguments:
+        if known == name or _synonym(name.replace("-", "_"), [known], "{}"):
+            return f"; {known.upper()} is given without an option"
+    text = _synonym(name.replace("-", "_"), [flag.replace("-", "_") for flag in flags], "{}")
+    if text is not None:
+        return f"; use {flags[text.removeprefix('use ').replace('_', '-')]}"
+    text = OPTIONS.get(name)
+    if text is not None and ("gradloom" in text or set(re.findall(r"--[a-z-]+", text)) <= set(options)):
+        return f"; {text}"
+    near = nearest(name, flags)
+    return f"; did you mean {flags[near.removeprefix('; did you mean ').removesuffix('?')]}?" if near else ""
+
+
+def command_hint(name: str) -> str:
+    """The end of a message about a command that there is not."""
+    from .habit_names import COMMANDS
+
+    return f"; {COMMANDS[name]}" if name in COMMANDS else ""

@@ -1,0 +1,203 @@
+"""Rows of JSON data: the lines of a .jsonl file, the elements of a JSON array, or dicts in memory."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import what_is
+from ..base.errors import DataError
+from .data_files import JSON
+
+_READ = 1 << 20  # bytes that are read at once
+_BLANKS = re.compile(r"[ \t\n\r]*")
+JSON_NAMES = {list: "list", str: "text", int: "number", float: "number", bool: "truth value", type(None): "null"}
+
+
+class BadRow(Exception):
+    """A row that is no sample, and why."""
+
+
+Source = str | os.PathLike[str] | Collection[Mapping[str, Any]]  # samples: a path, or dicts in memory
+Row = tuple[int, "dict[str, Any] | BadRow"]  # number, from 1; the object
+
+
+def is_samples(data: object) -> bool:
+    """Samples in memory: a list, or another collection with a length, of dicts."""
+    plain = isinstance(data, Collection) and not isinstance(data, (str, bytes, Mapping, np.ndarray, os.PathLike))
+    return plain and not hasattr(data, "tokens") and type(data).__name__ != "DataFrame"
+
+
+class JsonRows:
+    """Rows in their order.
+
+    data  the path of a .jsonl or .json file, or dicts in memory. A .json file is an array of objects, or has an object
+          on each line; an array is read block by block, so that memory is bounded by its largest element
+    name  how messages call it; unit: "line" or "sample"
+    """
+
+    def __init__(self, data: str | Collection[Any]) -> None:
+        self.data = data
+        self.name = data if isinstance(data, str) else "data"
+        is_array = isinstance(data, str) and Path(data).suffix.lower() in JSON and not _has_lines(data)
+        self.unit = "sample" if is_array or not isinstance(data, str) else "line"
+
+    def where(self, number: int) -> str:
+        """The place of a row: PATH:3, or PATH: sample 3."""
+        return f"{self.name}:{number}" if self.unit == "line" else f"{self.name}: sample {number}"
+
+    def __iter__(self) -> Iterator[Row]:
+        if not isinstance(self.data, str):
+            return enumerate(map(_in_memory, self.data), 1)
+        return _lines(self.data) if self.unit == "line" else _elements(self.data)
+
+
+def _in_memory(row: object) -> dict[str, Any] | BadRow:
+    if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
+        hint = "; a text is {'text': ...}" if isinstance(row, str) else ""
+        return BadRow(f"is {what_is(row)}; need a dict with texts as keys{hint}")
+    return dict(row)
+
+
+# ---- lines -----------------------------------------------------------------------------------------------------------
+
+
+def _lines(path: str) -> Iterator[Row]:
+    with open(path, "rb") as file:
+        for number, data in enumerate(file, 1):
+            bare = (data.removeprefix(codecs.BOM_UTF8) if number == 1 else data).strip()
+            if bare:
+                yield number, _object(bare)
+
+
+def _object(data: bytes) -> dict[str, Any] | BadRow:
+    try:
+        row = json.loads(data.decode())
+    except UnicodeDecodeError as error:
+        return BadRow(f"byte {error.start} of the line is not UTF-8")
+    except json.JSONDecodeError as error:
+        if data.startswith(b"["):
+            need = "need a line for each sample, an object with keys (an array of objects is a .json file)"
+            return BadRow(f"begins a JSON list; {need}")
+        return BadRow(f"not JSON: {error.msg} at character {error.pos}")
+    except (ValueError, RecursionError) as error:
+        return BadRow(_too_large(error))
+    return row if isinstance(row, dict) else BadRow(f"{_kind(row)}; need a line for each sample, an object with keys")
+
+
+def _too_large(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "holds lists or objects in more layers than can be read; need fewer"
+    return "holds a whole number of thousands of digits; need a shorter one, or a text"
+
+
+def _kind(value: object) -> str:
+    return f"a JSON {JSON_NAMES[type(value)]}"
+
+
+# ---- an array --------------------------------------------------------------------------------------------------------
+
+
+def text_blocks(path: str) -> Iterator[str]:
+    """The text of a file, block by block; DataError for what is no UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    at, begun = 0, False
+    with open(path, "rb") as file:
+        while True:
+            data = file.read(_READ)
+            held = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path}: byte {at - held + error.start} is not UTF-8 ({error.reason}); need a text in UTF-8"
+                ) from None
+            yield text if begun else text.removeprefix("\ufeff")
+            begun = begun or text != ""
+            at += len(data)
+            if not data:
+                return
+
+
+def _has_lines(path: str) -> bool:
+    """A .json file that holds no array: an object on each line. DataError for one that holds neither."""
+    first = _Text(text_blocks(path)).peek()
+    if first not in ("[", "{"):
+        raise DataError(f"{path}: begins with {first!r}; need a JSON array of objects, or an object on each line")
+    return first == "{"
+
+
+def _elements(path: str) -> Iterator[Row]:
+    text, number = _Text(text_blocks(path)), 0
+    text.peek()
+    text.take()
+    end = text.peek()
+    while end != "]":
+        number += 1
+        try:
+            value = text.value()
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}: sample {number} is not JSON: {error.msg}; need an array of objects") from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: sample {number} {_too_large(error)}") from None
+        yield number, value if isinstance(value, dict) else BadRow(f"{_kind(value)}; need an object with keys")
+        end = text.peek()
+        if end == ",":
+            text.take()
+        elif end != "]":
+            raise DataError(f"{path}: {end!r} after sample {number}; need a comma or the end of the array")
+    text.take()
+    if text.peek():
+        raise DataError(f"{path}: text after the end of the array; need one JSON array")
+
+
+class _Text:
+    """A text that is read block by block, as JSON values."""
+
+    def __init__(self, blocks: Iterable[str]) -> None:
+        self._blocks, self._text, self._at = iter(blocks), "", 0
+        self._decoder = json.JSONDecoder()
+
+    def _more(self) -> bool:
+        """Read at least as much as is held; False at the end."""
+        rest = self._text[self._at :]
+        parts, size = [rest], 0
+        for block in self._blocks:
+            parts.append(block)
+            size += len(block)
+            if size > len(rest):
+                break
+        self._text, self._at = "".join(parts), 0
+        return size > 0
+
+    def peek(self) -> str:
+        """The next character that is no blank; "" at the end."""
+        while True:
+            found = _BLANKS.match(self._text, self._at)
+            self._at = found.end() if found else self._at
+            if self._at < len(self._text) or not self._more():
+                return self._text[self._at : self._at + 1]
+
+    def take(self) -> None:
+        self._at += 1
+
+    def value(self) -> Any:
+        """The next value. JSONDecodeError, ValueError or RecursionError for one that cannot be read."""
+        self.peek()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError:
+                if not self._more():
+                    raise
+                continue
+            if end < len(self._text) or not self._more():  # a number at the end of a block may go on
+                self._at = end
+                return value
