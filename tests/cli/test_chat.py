@@ -101,8 +101,8 @@ def test_a_reply_does_not_steer_the_terminal(capsys, monkeypatch):
     Shown("").add("a\x1b[2J\x9b\t\n")
     assert capsys.readouterr().out == "a\x1b[2J\x9b\t\n"  # what is no terminal gets the text as it is
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    Shown("").add("a\x1b[2J\x9b\t\né👨‍👩‍👧")
-    assert capsys.readouterr().out == "a\\x1b[2J\\x9b\t\né👨‍👩‍👧"
+    Shown("").add("\r\u202ea\x1b[2J\x9b\t\né👨‍👩‍👧")
+    assert capsys.readouterr().out == "\\r\\u202ea\\x1b[2J\\x9b\t\né👨‍👩‍👧"
 
 
 class Terminal:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError, GradloomError
+from ..base.terminal import printable
 from .array_cells import array_columns
 from .encoding import Encoding
 from .fitting import fit_columns
@@ -82,7 +83,7 @@ def told_features(data: Any, preprocess: Preprocess) -> np.ndarray:
     """The features of features_of; its notes are warnings to who has called the function that calls this one."""
     features, _, notes, _ = features_of(data, preprocess)
     for note in notes:
-        warnings.warn(note, stacklevel=3)
+        warnings.warn(printable(note), stacklevel=3)
     return features
 
 

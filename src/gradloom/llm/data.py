@@ -79,7 +79,7 @@ def read_samples(
     separator: str | None = None,
     as_chat: bool = False,
     train_on_all: bool | None = None,
-    special: bool = True,
+    special: bool = False,
     chat_template: str | None = None,
     adapter_template: str | None = None,
     skip_bad_lines: bool = False,
@@ -96,7 +96,8 @@ def read_samples(
     as_chat         prompt and completion as a chat of two turns, through the chat template
     train_on_all    True: every token counts; False (the default where there are some): those of completions, or of the
                     assistant's turns. Of a text all tokens always count
-    special         whether the names of control tokens in the file become these tokens; in chats they always do
+    special         whether the names of control tokens in the file (<|im_end|>, </s>) become these tokens; by default
+                    they are text. Those that a chat template writes are always tokens
     chat_template   in place of the adapter's and the model's own, where there are chats
     adapter_template  that of the adapter (LoRA.chat_template), in place of the model's own
     skip_bad_lines  True: lines that are no sample are skipped and counted; False: the first of them is an error
@@ -117,7 +118,7 @@ def read_samples(
     given: dict[str, Any] = {
         "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
         "separator": separator, "as_chat": as_chat or None, "chat_template": chat_template,
-        "train_on_all": None if train_on_all else train_on_all, "special": None if special else special,
+        "train_on_all": None if train_on_all else train_on_all, "special": special or None,
         "skip_bad_lines": skip_bad_lines or None,
     }  # fmt: skip
     asked = {name for name, value in given.items() if value is not None}
@@ -149,11 +150,20 @@ def read_samples(
 
 def _read_text(path: str, tokenizer: Tokenizer, special: bool) -> Samples:
     """One long text; tokens of the whole, as if it were tokenised at once."""
-    parts = list(tokenizer.encode_stream(_text_blocks(path), special))
+    report = Report(path, "one text, in windows that follow one another", "all tokens")
+
+    def blocks() -> Iterator[str]:
+        before = ""
+        for block in _text_blocks(path):
+            if not special and not report.as_text:
+                report.as_text = int(tokenizer.control_in(before + block) is not None)
+                before = block[-tokenizer.longest_control :]
+            yield block
+
+    parts = list(tokenizer.encode_stream(blocks(), special))
     tokens = np.concatenate([np.empty(0, np.int32), *parts])
     counted = np.ones(tokens.size, bool)
     counted[:1] = False
-    report = Report(path, "one text, in windows that follow one another", "all tokens")
     return Samples(tokens, counted, np.array([0, tokens.size], np.int64), report, stream=True)
 
 

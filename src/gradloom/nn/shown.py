@@ -8,6 +8,7 @@ from typing import Any
 
 from ..base.html import html_table, html_text
 from ..base.memory import show_bytes
+from ..base.terminal import in_one_line, printable
 from ..graph.leaves import Parameter
 from ..graph.value import describe
 
@@ -56,7 +57,7 @@ def arguments_of(module: Any) -> dict[str, Any]:
 
 def tree(module: Any) -> str:
     """The module and all below it, one line each; a module at a second place is named by its first."""
-    return "\n".join(_tree(module, {}, ""))
+    return printable("\n".join(_tree(module, {}, "")))
 
 
 def _tree(module: Any, places: dict[Any, str], path: str) -> Iterator[str]:
@@ -112,7 +113,8 @@ def rows(module: Any) -> list[tuple[str, str, str, int]]:
 def summary(module: Any) -> str:
     """A line for each layer with its arrays, and their sums."""
     table = [COLUMNS]
-    table += [(path, layer, arrays, f"{count:,}" if count else "") for path, layer, arrays, count in rows(module)]
+    for path, layer, arrays, size in rows(module):
+        table.append((in_one_line(path), in_one_line(layer), in_one_line(arrays), f"{size:,}" if size else ""))
     widths = [max(len(row[i]) for row in table) for i in range(4)]
     lines = []
     for *texts, count in table:
