@@ -88,6 +88,21 @@ def test_a_line_that_is_no_turn_is_left_out_and_said(capsys, monkeypatch, path, 
     assert code == 2 and f"gradloom: {said}" in err and "Traceback" not in err
 
 
+def test_stdin_that_is_closed(capsys, monkeypatch, path):
+    monkeypatch.setattr("sys.stdin", None)
+    code, out, err = run(capsys, "chat", path)
+    assert code == 2 and out == "" and err.startswith("gradloom: stdin: is closed") and err.count("\n") == 1
+
+
+def test_names_of_control_tokens_in_a_turn_are_text(capsys, monkeypatch, path):
+    code, out, _ = talked(capsys, monkeypatch, path, "hello </s>\n")
+    talk = Conversation(path, max_tokens=8, temperature=0)
+    assert code == 0 and out == talk.say("hello </s>").text + "\n"
+    ids, harmless = (talk._prompt([{"role": "user", "content": f"hello {text}"}])[0].tolist() for text in ("</s>", "@"))
+    eos = talk.model.tokenizer.eos
+    assert ids.count(eos) == harmless.count(eos) and talk.model.tokenizer.encode("hello </s>").count(eos) == 1
+
+
 def test_control_characters_in_a_turn_are_text(capsys, monkeypatch, path):
     monkeypatch.setattr("sys.stdin", Bytes("a\0b\x1b[2J\x07\u2028c\n".encode()))
     code, out, _ = run(capsys, "chat", path, "-n", 8, "--temperature", 0)

@@ -242,7 +242,7 @@ def test_values_that_json_has_not(value, message):
     deep = {}
     deep["a"] = deep
     with pytest.raises(DataError, match="need texts, numbers, lists and dicts"):
-        made.render([{"role": "user", "content": deep}])
+        made.render([{"role": "user", "content": "x", "arguments": deep}])
     assert made.render([{"role": "user", "content": np.float32(0.5)}]) == "0.5"
 
 

@@ -6,12 +6,13 @@ import json as jsonlib
 import os
 import shutil
 import sys
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..base.clock import utc
 from ..base.terminal import in_one_line
 from .common import Json, json_text, need_place, say
 from .saved_settings import SETTINGS
@@ -134,7 +135,7 @@ def _state(result: dict[str, Any]) -> str:
 
 def _changed(path: Path) -> str | None:
     try:
-        return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
+        return utc(path.stat().st_mtime) or None
     except OSError:
         return None
 

@@ -6,7 +6,6 @@ template_process.py.
 
 from __future__ import annotations
 
-import datetime
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise, takewhile
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.arguments import as_bool
+from ..base.clock import local_now
 from ..base.errors import DataError
 from .chat_forms import messages_to_render
 from .special_tokens import RenderedText
@@ -52,7 +52,7 @@ class ChatTemplate:
                 *(("unk", tokenizer.unk), ("pad", tokenizer.pad)),
             )
         }
-        now = datetime.datetime.now()  # one moment for all that this template renders
+        now = local_now()  # one moment for all that this template renders
         control = () if as_bool("special", special) else tokenizer.control_tokens
         self._source = Source(source, now.isoformat(), tokens, tuple(tokenizer.turn_ends), control)
         self._renderer = renderer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
@@ -205,7 +206,7 @@ class Module(OnDevice, Shown):
         """
         seen: set[Stored] = set()
         taken: set[str] = set()
-        for name, parameter, init in self._add_paths("", (self,), []):
+        for name, parameter, init in self._all_paths():
             if parameter.stored not in seen:
                 if name in taken:
                     raise GraphError(
@@ -216,24 +217,26 @@ class Module(OnDevice, Shown):
                 seen.add(parameter.stored)
                 yield name, parameter, init
 
-    def _add_paths(self, prefix: str, above: tuple[Module, ...], paths: list[_Path]) -> list[_Path]:
-        """The list, with its own parameters added, then those of the children. above: the modules on the way here, this
-        one included."""
-        self._check_made()
-        children, first = [], len(paths)
-        for name, held, _ in self._below():
-            if isinstance(held, Parameter):
-                paths.append((prefix + name, held, self._inits.get(held.stored)))
-            elif held not in above:
-                children.append((name, held))
-        if self._unassigned:
-            self._unassigned -= {held.stored for _, held, _ in paths[first:]}
-        if self._unassigned:
-            raise GraphError(
-                f"{type(self).__name__}: a parameter was made, not assigned; need self.name = self.parameter(...)"
-            )
-        for name, child in children:
-            child._add_paths(f"{prefix}{name}.", (*above, child), paths)
+    def _all_paths(self) -> list[_Path]:
+        """Of each module its own parameters, then those of its children. No module is entered below itself."""
+        paths: list[_Path] = []
+        todo: list[tuple[str, Module, frozenset[Module]]] = [("", self, frozenset((self,)))]
+        while todo:
+            prefix, module, above = todo.pop()
+            module._check_made()
+            children, first = [], len(paths)
+            for name, held, _ in module._below():
+                if isinstance(held, Parameter):
+                    paths.append((prefix + name, held, module._inits.get(held.stored)))
+                elif held not in above:
+                    children.append((f"{prefix}{name}.", held))
+            if module._unassigned:
+                module._unassigned -= {held.stored for _, held, _ in paths[first:]}
+            if module._unassigned:
+                raise GraphError(
+                    f"{type(module).__name__}: a parameter was made, not assigned; need self.name = self.parameter(...)"
+                )
+            todo += [(path, child, above | {child}) for path, child in reversed(children)]
         return paths
 
     def outline(self) -> Outline:
@@ -334,6 +337,11 @@ class Module(OnDevice, Shown):
             token = _call.set(_Call(self))
             try:
                 return self.forward_there(*args, **kwargs)
+            except RecursionError:
+                raise GraphError(
+                    f"{type(self).__name__}: forward passes Python's limit of {sys.getrecursionlimit()} nested calls;"
+                    " need modules in fewer levels, and none that contains itself"
+                ) from None
             finally:
                 _call.reset(token)
         modules = call.modules
