@@ -95,12 +95,14 @@ def test_stdin_that_is_closed(capsys, monkeypatch, path):
 
 
 def test_names_of_control_tokens_in_a_turn_are_text(capsys, monkeypatch, path):
-    code, out, _ = talked(capsys, monkeypatch, path, "hello </s>\n")
     talk = Conversation(path, max_tokens=8, temperature=0)
-    assert code == 0 and out == talk.say("hello </s>").text + "\n"
-    ids, harmless = (talk._prompt([{"role": "user", "content": f"hello {text}"}])[0].tolist() for text in ("</s>", "@"))
-    eos = talk.model.tokenizer.eos
-    assert ids.count(eos) == harmless.count(eos) and talk.model.tokenizer.encode("hello </s>").count(eos) == 1
+    tokenizer = talk.model.tokenizer
+    asked = f"hello {tokenizer.pieces[tokenizer.eos]}"
+    code, out, _ = talked(capsys, monkeypatch, path, f"{asked}\n")
+    assert code == 0 and out == talk.say(asked).text + "\n"
+    ids, harmless = (talk._prompt([{"role": "user", "content": text}])[0].tolist() for text in (asked, "hello @"))
+    assert ids.count(tokenizer.eos) == harmless.count(tokenizer.eos)
+    assert tokenizer.encode(asked).count(tokenizer.eos) == 1
 
 
 def test_control_characters_in_a_turn_are_text(capsys, monkeypatch, path):

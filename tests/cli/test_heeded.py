@@ -45,8 +45,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--lora base.gguf", "--context 64", "--precision bf16"], ["--precision f16", "--device nowhere", *READS],
     ),
     "evaluate m.gguf p.jsonl --context 96": (
-        ["--prompt-key q", "--completion-key a", "--as-chat", "--as-chat --chat-template tpl.jinja", "--loss-on all",
-         "--special"],
+        ["--prompt-key q", "--completion-key a", "--as-chat", "--as-chat --chat-template tpl.jinja", "--loss-on all"],
         ["--text-key t", "--messages-key m", "--chat-template tpl.jinja"],
     ),
     "evaluate m.gguf x.jsonl --context 96": (
@@ -125,10 +124,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "t.txt").write_text(some(900))
     end = " </s>"  # the name of a control token
     rows = [
-        {"prompt": some(4) + end, "completion": some(4), "q": some(3) + end, "a": some(5), "text": some(9) + end}
-        for _ in range(20)
+        {"prompt": some(4), "completion": some(4), "q": some(3), "a": some(5), "text": some(9) + end} for _ in range(20)
     ]
-    turns = [[{"role": "user", "content": r["q"]}, {"role": "assistant", "content": r["a"]}] for r in rows]
+    turns = [[{"role": "user", "content": r["q"] + end}, {"role": "assistant", "content": r["a"]}] for r in rows]
     kinds = {
         "p": [{k: v for k, v in r.items() if k != "text"} for r in rows],
         "x": [{"text": r["text"], "story": r["a"]} for r in rows],

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.random.bit_generator import ISeedSequence
 
 from ..base import locks
 from ..base.arguments import as_bool
@@ -20,6 +19,7 @@ from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import enter_scope, leave_scope
 from ..graph.stored import Role, Stored, addressable, copies, replace
 from .devices import OnDevice
+from .philox import Key
 from .shown import Shown
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -233,9 +233,8 @@ class Module(OnDevice, Shown):
             if module._unassigned:
                 module._unassigned -= {held.stored for _, held, _ in paths[first:]}
             if module._unassigned:
-                raise GraphError(
-                    f"{type(module).__name__}: a parameter was made, not assigned; need self.name = self.parameter(...)"
-                )
+                need = "need self.name = self.parameter(...)"
+                raise GraphError(f"{type(module).__name__}: a parameter was made, not assigned; {need}")
             todo += [(path, child, above | {child}) for path, child in reversed(children)]
         return paths
 
@@ -289,7 +288,7 @@ class Module(OnDevice, Shown):
             for i, (name, parameter, init) in enumerate(self.named_stored()):
                 parameter.stored.name = parameter.node.name = name
                 if init is not None and wanted(parameter):
-                    key: Any = _Key(seed % (1 << 64), i)
+                    key: Any = Key(seed % (1 << 64), i)
                     rng = np.random.Generator(np.random.Philox(key))
                     parameter.assign(init(rng, parameter.shape))
         return self
@@ -338,10 +337,9 @@ class Module(OnDevice, Shown):
             try:
                 return self.forward_there(*args, **kwargs)
             except RecursionError:
-                raise GraphError(
-                    f"{type(self).__name__}: forward passes Python's limit of {sys.getrecursionlimit()} nested calls;"
-                    " need modules in fewer levels, and none that contains itself"
-                ) from None
+                what = f"forward passes Python's limit of {sys.getrecursionlimit()} nested calls"
+                need = "need modules in fewer levels, and none that contains itself"
+                raise GraphError(f"{type(self).__name__}: {what}; {need}") from None
             finally:
                 _call.reset(token)
         modules = call.modules
@@ -387,16 +385,6 @@ class Module(OnDevice, Shown):
                 for module, (further, more) in child._modules_below((*above, child)).items():
                     below.setdefault(module, (f"{name}.{further}", (*links, *more)))
         return below
-
-
-class _Key(ISeedSequence):
-    """The key of a Philox generator. Philox(key=...) makes the same one, after it has asked the system for entropy."""
-
-    def __init__(self, *words: int) -> None:
-        self.words = words
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
-        return np.array(self.words, dtype)
 
 
 _HOLDERS = (Module, Parameter, list, tuple, dict)  # what may be or hold a part of the tree
