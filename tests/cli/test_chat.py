@@ -88,6 +88,23 @@ def test_a_line_that_is_no_turn_is_left_out_and_said(capsys, monkeypatch, path, 
     assert code == 2 and f"gradloom: {said}" in err and "Traceback" not in err
 
 
+def test_stdin_that_is_closed(capsys, monkeypatch, path):
+    monkeypatch.setattr("sys.stdin", None)
+    code, out, err = run(capsys, "chat", path)
+    assert code == 2 and out == "" and err.startswith("gradloom: stdin: is closed") and err.count("\n") == 1
+
+
+def test_names_of_control_tokens_in_a_turn_are_text(capsys, monkeypatch, path):
+    talk = Conversation(path, max_tokens=8, temperature=0)
+    tokenizer = talk.model.tokenizer
+    asked = f"hello {tokenizer.pieces[tokenizer.eos]}"
+    code, out, _ = talked(capsys, monkeypatch, path, f"{asked}\n")
+    assert code == 0 and out == talk.say(asked).text + "\n"
+    ids, harmless = (talk._prompt([{"role": "user", "content": text}])[0].tolist() for text in (asked, "hello @"))
+    assert ids.count(tokenizer.eos) == harmless.count(tokenizer.eos)
+    assert tokenizer.encode(asked).count(tokenizer.eos) == 1
+
+
 def test_control_characters_in_a_turn_are_text(capsys, monkeypatch, path):
     monkeypatch.setattr("sys.stdin", Bytes("a\0b\x1b[2J\x07\u2028c\n".encode()))
     code, out, _ = run(capsys, "chat", path, "-n", 8, "--temperature", 0)
@@ -101,8 +118,8 @@ def test_a_reply_does_not_steer_the_terminal(capsys, monkeypatch):
     Shown("").add("a\x1b[2J\x9b\t\n")
     assert capsys.readouterr().out == "a\x1b[2J\x9b\t\n"  # what is no terminal gets the text as it is
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    Shown("").add("a\x1b[2J\x9b\t\né👨‍👩‍👧")
-    assert capsys.readouterr().out == "a\\x1b[2J\\x9b\t\né👨‍👩‍👧"
+    Shown("").add("\r\u202ea\x1b[2J\x9b\t\né👨‍👩‍👧")
+    assert capsys.readouterr().out == "\\r\\u202ea\\x1b[2J\\x9b\t\né👨‍👩‍👧"
 
 
 class Terminal:

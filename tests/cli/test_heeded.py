@@ -49,11 +49,11 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--text-key t", "--messages-key m", "--chat-template tpl.jinja"],
     ),
     "evaluate m.gguf x.jsonl --context 96": (
-        ["--text-key story"],
+        ["--text-key story", "--special"],
         ["--prompt-key p", "--completion-key c", "--messages-key m", "--as-chat", "--loss-on assistant"],
     ),
     "evaluate m.gguf c.jsonl --context 96": (
-        ["--chat-template tpl.jinja", "--loss-on all"],
+        ["--chat-template tpl.jinja", "--loss-on all", "--special"],
         ["--text-key t", "--prompt-key p", "--completion-key c", "--as-chat"],
     ),
     "generate m.gguf --prompt once -n 12": (
@@ -66,7 +66,8 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--rank 4", "--targets attn_q", "--context 64", "--batch-size 2", "--micro-batch-size 1", "--optimizer sgd",
          "--threads 2", "--method full", "--precision bf16", "--dropout 0.1", "--max-norm 1", "--freeze blk.0.*",
          "--sample-prompt once", "--val-split 0", "--ema 0.9", "--lora base.gguf"],
-        ["--train-dtype f32", "--method full --rank 4", "--precision f16", "--val t.txt", "--eval-rows 2", *READS],
+        ["--train-dtype f32", "--method full --rank 4", "--precision f16", "--val t.txt", "--eval-rows 2", "--special",
+         *READS],
     ),
     "plan m.gguf p.jsonl --context 64 --val-split 0.4": (
         ["--prompt-key q", "--completion-key a", "--as-chat", "--as-chat --chat-template tpl.jinja", "--eval-rows 1",
@@ -87,11 +88,12 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
 GPU = {"--device", "--gpu-layers", "--gpu-memory"}  # tests/gpu/test_gpu_layers.py
 ELSEWHERE = {
     "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", *GPU},
-    "verify": {"--device"},  # tests/gpu/test_verify.py
-    "plan": {"--config", "--skip-bad-lines", *GPU},  # tests/llm/test_plan.py, tests/gpu/test_held.py
+    "verify": {"--device", "--special"},  # tests/gpu/test_verify.py
+    "plan": {"--config", "--skip-bad-lines", "--special", *GPU},  # tests/llm/test_plan.py, tests/gpu/test_held.py
     "generate": {"--threads", "--stop", "--precision", *GPU},
     "finetune": {
         *GPU,
+        "--special",  # tests/llm/test_control_text.py
         "--val",  # tests/llm/test_data_files.py
         "--config",
         "--run",
@@ -120,8 +122,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return " ".join(rng.choice(WORDS, count))
 
     (folder / "t.txt").write_text(some(900))
-    rows = [{"prompt": some(4), "completion": some(4), "q": some(3), "a": some(5), "text": some(9)} for _ in range(20)]
-    turns = [[{"role": "user", "content": r["q"]}, {"role": "assistant", "content": r["a"]}] for r in rows]
+    end = " </s>"  # the name of a control token
+    rows = [
+        {"prompt": some(4), "completion": some(4), "q": some(3), "a": some(5), "text": some(9) + end} for _ in range(20)
+    ]
+    turns = [[{"role": "user", "content": r["q"] + end}, {"role": "assistant", "content": r["a"]}] for r in rows]
     kinds = {
         "p": [{k: v for k, v in r.items() if k != "text"} for r in rows],
         "x": [{"text": r["text"], "story": r["a"]} for r in rows],

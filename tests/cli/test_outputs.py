@@ -377,9 +377,13 @@ def test_places_that_cannot_be_are_refused_before_the_work(capsys, tmp_path, mon
     assert code == 2 and len(err.splitlines()) == 1 and err.startswith(f"gradloom: {place or '--out'}: ")
 
 
-def test_what_a_file_says_does_not_steer_the_terminal(capsys, tmp_path):
+def test_what_a_file_says_does_not_steer_the_terminal(capsys, tmp_path, monkeypatch):
     (tmp_path / "a\x1b[31m\x9b\u202e.csv").write_text("x,y\n1\n")
-    code, _, err = run(capsys, "fit", tmp_path / "a\x1b[31m\x9b\u202e.csv")
+    name = "a\x1b[31m\x9b\u202e.csv"
+    code, _, err = run(capsys, "fit", tmp_path / name)
+    assert code == 2 and name in err  # a pipe or a file gets it as it is
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    code, _, err = run(capsys, "fit", tmp_path / name)
     assert code == 2 and r"a\x1b[31m\x9b\u202e.csv" in err and not {"\x1b", "\x9b", "\u202e"} & set(err)
 
 

@@ -88,3 +88,48 @@ def phi3():
 
 def mistral():
     return Tokenizer(spm(["\u2581", "\u2581H", "H", "el"]))
+
+
+# -- the templates of more families ------------------------------------------------------------------------------------
+
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}{% set system = messages[0]['content'] %}"
+    "{% else %}{% set rest = messages %}{% set system = false %}{% endif %}{% for message in rest %}"
+    "{% if loop.index0 == 0 and system %}{% set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + message['content']"
+    " %}{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
+    "{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% for message in messages %}{% set role = 'model' if message['role'] == 'assistant' else"
+    " message['role'] %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+ZEPHYR = (
+    "{% for message in messages %}\n{{ '<|' + message['role'] + '|>\n' + message['content'] + eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}"
+)
+DEEPSEEK = (  # of the distilled models of R1: thoughts are left out of earlier turns
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ '<｜User｜>' + message['content'] }}{% elif message['content'] is not none %}{% set content ="
+    " message['content'] %}{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}"
+    "{{ '<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
+)
+
+
+def gemma():
+    control = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
+    keys = spm(["\u2581", "el"], control, bos_token_id=2, eos_token_id=1, unknown_token_id=3, add_space_prefix=False)
+    return Tokenizer(keys)
+
+
+def zephyr():
+    return Tokenizer(spm(["\u2581", "<|", "|>"]))
+
+
+def deepseek():
+    control = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
+    tokenizer = byte_bpe(control=control)
+    tokenizer["tokenizer.ggml.eos_token_id"] = tokenizer["tokenizer.ggml.bos_token_id"] + 1
+    return Tokenizer(tokenizer)

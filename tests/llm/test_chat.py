@@ -160,7 +160,14 @@ def test_bad_templates(template, message):
         ([{"role": "user", "content": [5]}, CHAT[1]], "message 1 of 2 has a part 5 in its content; need texts"),
         ([{"role": "user", "content": [{"type": "image_url"}]}, CHAT[1]], "has a part of type 'image_url' in its"),
         ([{"role": "", "content": "x"}, CHAT[1]], "message 1 of 2 has no role"),
-        ([CHAT[0], {"role": "assistant", "content": {}}], "chat template fails: TypeError"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}, CHAT[1]], "part of type 'text' whose text is 5"),
+        ([{"role": "user", "content": [{"type": "text"}]}, CHAT[1]], "part of type 'text' whose text is None"),
+        ([{"role": "user", "content": [{"type": 5, "text": "x"}]}, CHAT[1]], "has a part of type 5 in its"),
+        (
+            [CHAT[0], {"role": "assistant", "content": {}}],
+            "2 of 2, of the assistant, has a content that is an obj",
+        ),
+        ([{"role": "user", "content": {"text": "x"}}, CHAT[1]], "message 1 of 2 has a content that is an object"),
     ],
 )
 def test_bad_chats(messages, message):

@@ -214,7 +214,7 @@ def test_many_answers_are_not_held_at_once():
     chats = [made._asked([{"role": "user", "content": str(i)}], None, False) for i in range(8)]
     found = made._renderer.render(made._source, chats)
     assert 1 <= len(found) < 4
-    assert [text[9_000_000:] for text, _ in made._rendered(chats)] == [str(i) for i in range(8)]
+    assert [text[9_000_000:] for text, *_ in made._rendered(chats)] == [str(i) for i in range(8)]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_values_that_json_has_not(value, message):
     deep = {}
     deep["a"] = deep
     with pytest.raises(DataError, match="need texts, numbers, lists and dicts"):
-        made.render([{"role": "user", "content": deep}])
+        made.render([{"role": "user", "content": "x", "arguments": deep}])
     assert made.render([{"role": "user", "content": np.float32(0.5)}]) == "0.5"
 
 
@@ -304,7 +304,7 @@ def spoken(monkeypatch, limits, tmp_path, code):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("say(b'x', 2**62)", "fails: its process answers with 4611686018427387912 bytes, 4419"),
+        ("say(b'x', 2**62)", "fails: its process answers with 4611686018427387912 bytes, 12419"),
         ("say(b'x', 100)", "fails: its process ends with exit code 0"),
         ("say(b'x')", "fails: its process answers with what is no text"),
         ("tell(b'x', 2)", "fails: its process answers with what is no text"),
@@ -314,6 +314,8 @@ def spoken(monkeypatch, limits, tmp_path, code):
         ("tell(b'x', 2, 0, 2)", "fails: its process answers with cuts that are not in the text"),
         ("tell(b'x', 2, 1, 0)", "fails: its process answers with cuts that are not in the text"),
         ("tell(b'x', 2, 0, 2**64 - 1)", "fails: its process answers with cuts that are not in the text"),
+        ("tell(b'x', 1 << 32, 1)", "fails: its process answers with origins that are not in the text"),
+        ("tell(b'xy', 2 << 32, 1, 0)", "fails: its process answers with origins that are not in the text"),
         ("tell(b'', 2, 0); tell(b'', 0)", "fails: its process answers with"),
         ("tell(b'\\xff', 0)", "fails: its process answers with what is no text"),
         ("tell(b'', LATER)", "fails: its process does not answer"),
@@ -549,7 +551,7 @@ def test_memory_where_the_system_does_not_bound_it(tmp_path):
     source = (
         "{% set ns = namespace(x=[]) %}{% for a in range(99999) %}{% set ns.x = ns.x + ['y' * 2**20 ~ a] %}{% endfor %}"
     )
-    request = {"source": source, "now": "2026-01-01T00:00:00", "tokens": {}, "ends": [], "seconds": 20}
+    request = {"source": source, "now": "2026-01-01T00:00:00", "tokens": {}, "ends": [], "control": [], "seconds": 20}
     frames = b""
     for body in (request, [(marshal.dumps(([], None, False)), 20, 100)]):
         data = marshal.dumps(body)

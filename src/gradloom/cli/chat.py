@@ -47,6 +47,8 @@ def chat(
     need_one_of("precision", precision, PRECISIONS)
     layers = check_places("chat", device, gpu_layers, gpu_memory)
     template = read_template(chat_template)
+    if sys.stdin is None:
+        raise DataError("stdin: is closed; chat requires lines of text there")
     from ..llm.conversation import Conversation
     from ..llm.model import load
 

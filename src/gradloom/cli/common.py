@@ -10,7 +10,6 @@ import shlex
 import signal
 import sys
 import threading
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
@@ -19,6 +18,7 @@ import typer
 
 from ..base import interrupts
 from ..base.errors import GradloomError, NonFiniteError
+from ..base.terminal import shown_on, to_stderr
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
@@ -115,7 +115,7 @@ def say_last(line: str) -> None:
     """Why this process ends, on stderr. Of another rank than 0 it is heard where the others wait for it: where all end
     for one reason, rank 0 says it."""
     if not _quiet:
-        print(line, file=sys.stderr)
+        to_stderr(line)
     elif _ranks is not None:
         _ranks.last_word = line.removeprefix("gradloom: ")
 
@@ -129,16 +129,7 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """A warning on stderr, which --quiet leaves: a line, or several."""
     if not _quiet:
-        print(printable(text), file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """The text with control characters, line separators and marks of direction written out, but for line feeds: no file
-    steers the terminal."""
-    if text.isprintable():
-        return text
-    marks = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")} - {"\n"}
-    return "".join(c.encode("unicode_escape").decode() if c in marks else c for c in text)
+        to_stderr(text)
 
 
 def to_paste(words: Sequence[str]) -> str:
@@ -233,7 +224,7 @@ def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
         return
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
-        print(printable(f"{name:<{width}}  {text}".rstrip()), file=file or sys.stdout, flush=True)
+        print(f"{name:<{width}}  {text}".rstrip(), file=file or sys.stdout, flush=True)
 
 
 @contextlib.contextmanager
@@ -349,7 +340,9 @@ class StdoutError(Exception):
 
 
 class _Stdout:
-    """sys.stdout, whose failures have a type of their own; a reader that went away is a BrokenPipeError as ever."""
+    """sys.stdout, whose failures have a type of their own; a reader that went away is a BrokenPipeError as ever.
+
+    On a terminal control characters are written as escapes."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -359,7 +352,7 @@ class _Stdout:
 
     def write(self, text: str) -> int:
         with self._failing():
-            return int(self._stream.write(text))
+            return int(self._stream.write(shown_on(self._stream, text)))
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -381,18 +374,28 @@ class _Stdout:
 
 
 class _Stderr:
-    """sys.stderr, which may be closed or full: then nobody reads of the progress, and the work goes on."""
+    """sys.stderr, which may be closed or full: then nobody reads of the progress, and the work goes on.
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    On a terminal control characters are written as escapes; `controls` is the same stream without that."""
+
+    def __init__(self, stream: Any, escapes: bool = True) -> None:
+        self._stream, self._escapes = stream, escapes
+
+    @property
+    def controls(self) -> _Stderr:
+        return _Stderr(self._stream, escapes=False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
-            self._stream.write(text)
+            self._stream.write(shown_on(self._stream, text) if self._escapes else text)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         with contextlib.suppress(OSError):

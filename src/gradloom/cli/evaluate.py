@@ -37,6 +37,7 @@ from .language import (
     MessagesKey,
     PromptKey,
     SkipBadLines,
+    Special,
     Template,
     TextKey,
     data_options,
@@ -68,6 +69,7 @@ def evaluate(
     chat_template: Template = None,
     loss_on: LossOn = None,
     skip_bad_lines: SkipBadLines = False,
+    special: Special = False,
     json: Json = False,
 ) -> int:
     """Measure the perplexity: exp of the mean -log p of the tokens that count, with its standard error."""
@@ -81,7 +83,7 @@ def evaluate(
         raise SettingError(f"{model}: is no GGUF model; for a model of gradloom fit, {use} prints its scores")
     layers = check_places("evaluate", device, gpu_layers, gpu_memory)
     options = data_options(
-        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
+        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special
     )
     from ..llm.data_files import test_file
     from ..llm.evaluate import evaluate as measure

@@ -20,6 +20,7 @@ from .language import (
     MessagesKey,
     PromptKey,
     SkipBadLines,
+    Special,
     Template,
     TextKey,
     adapter_for,
@@ -144,6 +145,7 @@ class FinetuneSettings:
     chat_template: Template = None
     loss_on: Annotated[Literal["assistant", "all"] | None, LOSS_ON] = None
     skip_bad_lines: SkipBadLines = False
+    special: Special = False
     parallel: Parallel = None
     exchange: Exchange = None
     checkpoint_every: CheckpointEvery = None
@@ -254,7 +256,7 @@ def planning(use: Any) -> dict[str, Any]:
     made |= {"max_norm": use.max_norm or math.inf, "freeze": use.freeze or ()}
     read = data_options(
         use.text_key, use.prompt_key, use.completion_key, use.messages_key, use.as_chat, use.chat_template, None,
-        use.skip_bad_lines,
+        use.skip_bad_lines, use.special,
     )  # fmt: skip
     if use.data is None:  # what is asked for of data is refused
         read = {name: value for name, value in read.items() if value not in (None, False)}
@@ -265,7 +267,7 @@ def reading(use: FinetuneSettings) -> dict[str, Any]:
     """The arguments of llm.data.read_samples that say how the data are read."""
     return data_options(
         use.text_key, use.prompt_key, use.completion_key, use.messages_key, use.as_chat, use.chat_template,
-        use.loss_on, use.skip_bad_lines,
+        use.loss_on, use.skip_bad_lines, use.special,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import typer
 
 from ..base.memory import resident_peak, show_bytes
 from ..base.settings import PRECISIONS
+from ..base.terminal import shown_on
 from .common import (
     Device,
     GpuLayers,
@@ -25,7 +26,6 @@ from .common import (
 from .language import Temperature, Template, TopK, TopP, chat_prompt, load_adapter, read_template
 from .run_settings import check_places, layers_told, shown_layers
 
-_CONTROL = frozenset(map(chr, (*range(9), *range(11, 32), *range(127, 160))))  # but for tabs and line ends
 TOKENS = 64  # to generate when not said, or fewer where the context ends
 
 
@@ -129,8 +129,6 @@ class Shown:
 
     def add(self, piece: str) -> None:
         piece, self.prompt = self.prompt + piece, ""
-        if sys.stdout.isatty():  # no text steers the terminal
-            piece = "".join(c if c.isprintable() or c not in _CONTROL else f"\\x{ord(c):02x}" for c in piece)
         encoding = sys.stdout.encoding or "utf-8"
-        sys.stdout.write(piece.encode(encoding, "replace").decode(encoding))
+        sys.stdout.write(shown_on(sys.stdout, piece).encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()

@@ -41,6 +41,12 @@ AsChat = Annotated[
 Template = Annotated[
     str | None, typer.Option("--chat-template", help="A jinja2 file, in place of the model's own chat template.")
 ]
+Special = Annotated[
+    bool,
+    typer.Option(
+        "--special", help="Read names of control tokens in the data, such as </s>, as these tokens. [default: as text]"
+    ),
+]
 SkipBadLines = Annotated[bool, typer.Option("--skip-bad-lines", help="Skip and count lines that are no sample.")]
 # Of drawing tokens (see llm.sampling.Sampling)
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
@@ -56,6 +62,7 @@ _TEMPLATE_BYTES = 1 << 20
 def data_options(
     text_key: str | None, prompt_key: str | None, completion_key: str | None, messages_key: str | None, as_chat: bool,
     chat_template: str | None, loss_on: str | None, skip_bad_lines: bool,
+    special: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """The options as llm.data.read_samples takes them; SettingError for a --loss-on that is not known, FileError for
     a template that cannot be read."""
@@ -66,7 +73,7 @@ def data_options(
         "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
         "as_chat": as_chat, "chat_template": read_template(chat_template),
         "train_on_all": None if loss_on is None else loss_on == "all",
-        "skip_bad_lines": skip_bad_lines,
+        "skip_bad_lines": skip_bad_lines, "special": special,
     }  # fmt: skip
 
 

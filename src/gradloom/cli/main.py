@@ -26,7 +26,6 @@ from .common import (
     exit_code,
     give_up_stdout,
     late_exit_code,
-    printable,
     remember,
     say_last,
     show_reports,
@@ -212,7 +211,7 @@ def _has_working_directory() -> bool:
 
 
 def _refuse(message: str, code: int = 2) -> int:
-    line = printable(" ".join(message.split()))
+    line = " ".join(message.split())
     if len(line) > _LONGEST:
         line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
     say_last(f"gradloom: {line}")

@@ -17,10 +17,11 @@ from .run_settings import check_device
 from .saved_settings import Inputs
 
 _ROWS = 4096  # written at a time
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # spreadsheets read wide forms as these
 _QUOTED = re.compile('[",\r\n]')
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy as np
 
@@ -41,6 +42,13 @@ def predict(
     encoding: Annotated[
         str | None, typer.Option(help="Encoding of a text file, such as cp1252. [default: as in training]")
     ] = None,
+    escape_formulas: Annotated[
+        bool,
+        typer.Option(
+            "--escape-formulas",
+            help="Write ' in front of CSV texts that spreadsheets run as formulas: those that begin with = + - @.",
+        ),
+    ] = False,
     precision: Precision = None,
     device: Device = None,
     json: Annotated[
@@ -63,6 +71,8 @@ def predict(
 
     if out is not None and out.lower().endswith((".parquet", ".gz", ".npz")):
         raise SettingError(f"--out {out}: predictions are written as CSV; need a name such as predicted.csv")
+    if escape_formulas and json and out is None:
+        raise SettingError("--escape-formulas has no effect on --json; it requires CSV: --out, or no --json")
     if out is not None:
         refuse_input(out, *files_of_model(model), *([] if data == "-" else [data]))
         check_target(out, streams=True)
@@ -84,12 +94,13 @@ def predict(
         outputs = opened.outputs(features, precision=precision, device=device)
     except DataError as error:
         raise DataError(f"{model}, {data}: {error}") from None
+    cell = _not_a_formula if escape_formulas else str
     if out is not None:
         with atomic_write(out) as file:
-            file.writelines(text.encode() for text in _csv(opened, outputs, kept))
+            file.writelines(text.encode() for text in _csv(opened, outputs, kept, cell))
         say(f"{len(outputs):,} predictions in {out}")
     elif not json:
-        sys.stdout.writelines(_csv(opened, outputs, kept))
+        sys.stdout.writelines(_csv(opened, outputs, kept, cell))
     agreement: dict[str, Any] = {}
     if targets is not None:
         agreement = _agreements(outputs, targets, preprocess, uses)
@@ -128,8 +139,19 @@ def _names(keep: str | None) -> list[str]:
     return names
 
 
-def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]]) -> Iterator[str]:
-    """A header, and a line for each row, some rows at a time. Numbers read back as they are."""
+def _not_a_formula(text: str) -> str:
+    """The text, behind an apostrophe where a spreadsheet would run it; numbers stay as they are."""
+    if not text.startswith(_FORMULA):
+        return text
+    with contextlib.suppress(ValueError):
+        float(text)
+        return text
+    return f"'{text}"
+
+
+def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]], cell: Callable[[str], str]) -> Iterator[str]:
+    """A header, and a line for each row, some rows at a time. Numbers read back as they are. cell: how texts are
+    written."""
     made = model.preprocess
     target = f"predicted {made.target}" if made.target in kept else made.target
     is_classes = made.task == "classification"
@@ -139,15 +161,17 @@ def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]]) -> Itera
         part = outputs[start : start + _ROWS]
         if is_classes:
             shares = model.probabilities(part)
-            rows = [[name, *map(repr, row)] for name, row in zip(model.decide(part), shares.tolist(), strict=True)]
+            rows = [
+                [cell(name), *map(repr, row)] for name, row in zip(model.decide(part), shares.tolist(), strict=True)
+            ]
         else:
             rows = [[*map(repr, row)] for row in model.decide(part).reshape(len(part), -1).tolist()]
         beside: Any = [()] * len(part)
         if kept:
             beside = zip(*(cells[start : start + _ROWS] for cells in kept.values()), strict=True)
         if start == 0:
-            yield _line([*kept, *head])
-        yield "".join(_line([*cells, *row]) for cells, row in zip(beside, rows, strict=True))
+            yield _line([*map(cell, (*kept, *head))])
+        yield "".join(_line([*map(cell, cells), *row]) for cells, row in zip(beside, rows, strict=True))
 
 
 def _line(cells: list[str]) -> str:

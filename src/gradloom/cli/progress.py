@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+from ..base.terminal import controls, in_one_line
 from ..base.uploads import told
 from .common import say, shows_reports
 
@@ -14,7 +15,7 @@ TERMINAL_SECONDS, LINE_SECONDS = 0.2, 10.0  # between two texts
 def change_line(text: str) -> None:
     """Write a line of a terminal anew; an empty text clears it."""
     if shows_reports():
-        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+        print(f"\r{in_one_line(text)}\x1b[K", end="", file=controls(sys.stderr), flush=True)
 
 
 class ProgressLine:

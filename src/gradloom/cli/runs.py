@@ -6,13 +6,15 @@ import json as jsonlib
 import os
 import shutil
 import sys
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .common import Json, json_text, need_place, printable
+from ..base.clock import utc
+from ..base.terminal import in_one_line
+from .common import Json, json_text, need_place, say
 from .saved_settings import SETTINGS
 
 _RESULT_BYTES = 1 << 26  # of result.json, with the history of a long run
@@ -39,7 +41,7 @@ def runs(
     for run in found:
         print("\n".join(_lines(run, width)), file=sys.stderr if json else None)
     if not found:
-        print(f"{printable(folder)}: no runs", file=sys.stderr)
+        say(f"{folder}: no runs")
     if json:
         print(json_text({"folder": folder, "runs": found}))
     return 0
@@ -133,7 +135,7 @@ def _state(result: dict[str, Any]) -> str:
 
 def _changed(path: Path) -> str | None:
     try:
-        return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
+        return utc(path.stat().st_mtime) or None
     except OSError:
         return None
 
@@ -161,7 +163,7 @@ def _lines(run: dict[str, Any], width: int) -> list[str]:
     far += [plural(run["steps"], "step")] if run["steps"] else []
     numbers = [f"{name} {run['numbers'][name]:.4g}" for name in _SHOWN if _is_number(run["numbers"].get(name))][:3]
     took = [duration(run["seconds"])] if _is_number(run["seconds"]) else []
-    who = [printable(run["name"]).replace("\n", "\\n"), run["kind"], *filter(None, [when]), run["state"]]
+    who = [in_one_line(run["name"]), run["kind"], *filter(None, [when]), run["state"]]
     first, *more = arranged([who, [", ".join(far)] * bool(far) + took, numbers], width)
     return [first, *(f"  {line}" for line in more)]
 

@@ -19,6 +19,7 @@ from .language import (
     MessagesKey,
     PromptKey,
     SkipBadLines,
+    Special,
     Template,
     TextKey,
     adapter_for,
@@ -51,6 +52,7 @@ def verify(
     chat_template: Template = None,
     loss_on: LossOn = None,
     skip_bad_lines: SkipBadLines = False,
+    special: Special = False,
     json: Json = False,
 ) -> int:
     """Run one training step with buffers shared, unshared, poisoned, unfused, on one thread, and in float64.
@@ -67,7 +69,7 @@ def verify(
     need_one_of("train-dtype", train_dtype, ("f32",))
     need_one_of("precision", precision, PRECISIONS)
     options = data_options(
-        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
+        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special
     )
     from ..base.memory import show_bytes
     from ..llm.model import load

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError, GradloomError, SettingError
+from ..base.terminal import printable
 from .array_cells import array_columns
 from .cell_rules import CellRules
 from .encoding import Encoding
@@ -95,7 +96,7 @@ def told_features(data: Any, preprocess: Preprocess) -> np.ndarray:
     """The features of features_of; its notes are warnings to who has called the function that calls this one."""
     features, _, notes, _ = features_of(data, preprocess)
     for note in notes:
-        warnings.warn(note, stacklevel=3)
+        warnings.warn(printable(note), stacklevel=3)
     return features
 
 

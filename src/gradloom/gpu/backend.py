@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 from ..base.errors import BackendError, GradloomError, GuardTripped, IndexOutOfRange, NotFinite, SettingError
 from ..base.interrupts import postponed
 from ..base.settings import Switches
+from ..base.terminal import to_stderr
 from ..graph.graph import written
 from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds
@@ -173,11 +173,11 @@ class GpuExecutable(PlannedExecutable):
     def _debug(self) -> None:
         if self.switches.debug >= 2:
             self.profile()
-            atexit.register(lambda: print(self.report(), file=sys.stderr))
+            atexit.register(lambda: to_stderr(self.report()))
         if self.switches.debug >= 1:
-            print(self.plan.summary(), file=sys.stderr)
+            to_stderr(self.plan.summary())
         if self.switches.debug >= 4:
-            print(self.plan.bytecode, file=sys.stderr)
+            to_stderr(self.plan.bytecode)
 
     # ---- running ---------------------------------------------------------------------------------------
 

@@ -6,15 +6,18 @@ template_process.py.
 
 from __future__ import annotations
 
-import datetime
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base.arguments import as_bool
+from ..base.clock import local_now
 from ..base.errors import DataError
 from .chat_forms import messages_to_render
+from .special_tokens import RenderedText
 from .template_process import Chat, Source, TemplateFailure, chat_of, renderer
 
 if TYPE_CHECKING:
@@ -32,11 +35,13 @@ class ChatTemplate:
     source     the template
     tokenizer  gives the texts of bos_token, eos_token, ... and the tokens that end a turn
     name       of the model, for messages
+    special    whether names of control tokens in messages become these tokens; by default they are text, as in
+               llama.cpp, and only the template's own become tokens
 
     Raises DataError for a template that is malformed, BackendError where no process can be started to render it.
     """
 
-    def __init__(self, source: str, tokenizer: Tokenizer, name: str = "") -> None:
+    def __init__(self, source: str, tokenizer: Tokenizer, name: str = "", special: bool = False) -> None:
         self.tokenizer = tokenizer
         self.name = name or tokenizer.name
         self._where = f"{self.name}: " if self.name else ""
@@ -47,8 +52,9 @@ class ChatTemplate:
                 *(("unk", tokenizer.unk), ("pad", tokenizer.pad)),
             )
         }
-        now = datetime.datetime.now()  # one moment for all that this template renders
-        self._source = Source(source, now.isoformat(), tokens, tuple(tokenizer.turn_ends))
+        now = local_now()  # one moment for all that this template renders
+        control = () if as_bool("special", special) else tokenizer.control_tokens
+        self._source = Source(source, now.isoformat(), tokens, tuple(tokenizer.turn_ends), control)
         self._renderer = renderer()
         self._lost = self._done = 0  # chats that ended the process, and all
         fault = self._renderer.load(self._source)
@@ -56,31 +62,36 @@ class ChatTemplate:
             raise self._error(fault)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, given: str | None = None, adapter: object = None) -> ChatTemplate:
+    def of(
+        cls, tokenizer: Tokenizer, given: str | None = None, adapter: object = None, special: bool = False
+    ) -> ChatTemplate:
         """The template that was given, else the one that the adapter was trained through (LoRA.chat_template), else
         that of the model file that the tokenizer comes from; DataError where there is none."""
         given = given if given is not None else getattr(adapter, "chat_template", None)
         if given is not None:
-            return cls(given, tokenizer)
+            return cls(given, tokenizer, special=special)
         if tokenizer.chat_template is None:
             raise DataError(
                 f"{tokenizer.name or 'the model'} has no chat template (tokenizer.chat_template), which messages need;"
                 " give one (chat_template=, --chat-template), or give the data as text, or as prompt and completion"
             )
-        return cls(tokenizer.chat_template, tokenizer)
+        return cls(tokenizer.chat_template, tokenizer, special=special)
 
     def render(
         self, messages: Sequence[Message], generation_prompt: bool = False, tools: Sequence[Any] | None = None
     ) -> str:
         """The chat as the model reads it; with generation_prompt up to where the assistant begins to write.
 
-        Raises DataError when the template refuses the chat, fails, or passes its limits.
+        Tokenizer.encode reads names of control tokens in the result as tokens where they are the template's, and as
+        text where they come from messages. Raises DataError when the template refuses the chat, fails, passes its
+        limits, or treats a message that contains such a name in a way that hides where the name comes from.
         """
         messages = messages_to_render(messages)[0] if messages else messages
         (rendering,) = self._rendered([self._asked(messages, tools, generation_prompt)])
         if isinstance(rendering, DataError):
             raise rendering
-        return rendering[0]
+        text, _, plain = rendering
+        return RenderedText.of(text, plain)
 
     def encode(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, need_assistant: bool = True
@@ -135,17 +146,16 @@ class ChatTemplate:
             if isinstance(rendering, DataError):
                 yield rendering
                 continue
-            text, cuts = rendering
+            text, cuts, plain = rendering
             bounds = [0, *cuts, len(text)]
-            yield [(text[a:b], i % 2 == 1) for i, (a, b) in enumerate(pairwise(bounds))]
+            yield [(_part(text, plain, a, b), i % 2 == 1) for i, (a, b) in enumerate(pairwise(bounds))]
 
     def joined(self, ids: list[np.ndarray], flags: list[bool], first: str) -> tuple[np.ndarray, np.ndarray]:
         """(ids, written) of a chat from those of its parts, the first of which is this text; see encode."""
         tokenizer = self.tokenizer
         written = [np.full(part.size, flag) for part, flag in zip(ids, flags, strict=True)]
-        bos = tokenizer.bos
-        if tokenizer.add_bos and bos is not None and not first.startswith(tokenizer.pieces[bos]):
-            ids, written = [np.array([bos], np.int32), *ids], [np.array([False]), *written]
+        if tokenizer.add_bos and not tokenizer.begins_with_bos(first):
+            ids, written = [np.array([tokenizer.bos], np.int32), *ids], [np.array([False]), *written]
         tokens, mask = np.concatenate(ids).astype(np.int32), np.concatenate(written).astype(bool)
         if tokens.size and mask[-1] and tokenizer.eos is not None and int(tokens[-1]) not in tokenizer.end_ids:
             tokens, mask = np.append(tokens, np.int32(tokenizer.eos)), np.append(mask, True)
@@ -177,8 +187,9 @@ class ChatTemplate:
                 " lists and dicts"
             )
 
-    def _rendered(self, asked: Iterable[Chat | DataError]) -> Iterator[tuple[str, list[int]] | DataError]:
-        """(text, cuts) of each, or the error of it, in their order. While a request is answered the next is made."""
+    def _rendered(self, asked: Iterable[Chat | DataError]) -> Iterator[tuple[str, list[int], list[int]] | DataError]:
+        """(text, cuts, places in it that come from messages) of each, or the error of it, in their order. While a
+        request is answered the next is made."""
         coming, left = iter(asked), list[Any]()
 
         def take() -> None:
@@ -209,3 +220,11 @@ class ChatTemplate:
 
     def _error(self, fault: TemplateFailure) -> DataError:
         return DataError(self._where + " ".join(fault.text.split())[:1000])
+
+
+def _part(text: str, plain: list[int], start: int, stop: int) -> str:
+    """text[start:stop], with those of the plain places that are in it."""
+    if not plain:
+        return text[start:stop]
+    places = plain[bisect_left(plain, start) : bisect_left(plain, stop)]
+    return RenderedText.of(text[start:stop], [at - start for at in places])

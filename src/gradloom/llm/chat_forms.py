@@ -54,7 +54,8 @@ def messages_to_render(messages: Any) -> tuple[Sequence[Mapping[str, Any]], int]
     """(messages as a template takes them, the assistant's turns among them).
 
     A content that is a list of texts, {"type": "text", "text": ...}, becomes these texts, one after the other.
-    DataError for what are no messages, and for a content that a template would write as Python does: None, 5, an image.
+    DataError for what are no messages, and for a content that a template would write as Python does: None, 5, an
+    object, an image.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         seen = "an empty list" if isinstance(messages, (list, tuple)) else type(messages).__name__
@@ -75,14 +76,20 @@ def messages_to_render(messages: Any) -> tuple[Sequence[Mapping[str, Any]], int]
             made[i] = {**message, "content": "".join(_text_of(part, where) for part in content)}
         elif content is None and not any(message.get(key) for key in _INSTEAD):
             raise DataError(f"{where} has no content; need a text")
+        elif isinstance(content, Mapping):
+            raise DataError(f"{where} has a content that is an object; need a text, or a list of parts of type 'text'")
         elif isinstance(content, (bool, int, float)):
             raise DataError(f"{where} has a content that is {content!r:.60}; need a text")
     return made, turns
 
 
 def _text_of(part: Any, where: str) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part
+    """A part of a content: a text, or {"type": "text", "text": ...}, OpenAI's format."""
+    is_object = isinstance(part, Mapping)
+    if is_object and part.get("type", "text") != "text":
+        raise DataError(f"{where} has a part of type {part['type']!r:.60} in its content; only 'text' is supported")
+    text = part.get("text") if is_object else part
     if not isinstance(text, str):
-        seen = f"of type {part['type']!r:.60}" if isinstance(part, Mapping) and "type" in part else f"{part!r:.60}"
-        raise DataError(f"{where} has a part {seen} in its content; need texts")
+        what = f"part of type 'text' whose text is {text!r:.60}" if is_object else f"part {part!r:.60}"
+        raise DataError(f"{where} has a {what} in its content; need texts")
     return text

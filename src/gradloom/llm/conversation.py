@@ -25,6 +25,8 @@ class Conversation:
     model, adapter   as of gl.llm.generate
     system           a text that goes before the first turn
     chat_template    in place of the adapter's (where it was trained through one of its own) or the model's
+    special          whether names of control tokens in messages (<|im_end|>, </s>) become these tokens; by default they
+                     are text
     max_tokens       of a reply at most
     temperature, top_k, top_p, seed: see Sampling. options go to gl.compile (threads=, device=, ...)
 
@@ -40,6 +42,7 @@ class Conversation:
         *,
         system: str | None = None,
         chat_template: str | None = None,
+        special: bool = False,
         max_tokens: int = 256,
         temperature: float = 0.8,
         top_k: int | None = None,
@@ -56,7 +59,7 @@ class Conversation:
         self.max_tokens, self.how = min(int(max_tokens), context // 2), Sampling(temperature, top_k, top_p, seed)
         tokenizer = self.model.tokenizer
         self._adapter, self._options = adapter_of(adapter, self.model, "Conversation"), options
-        self.template = ChatTemplate.of(tokenizer, chat_template, self._adapter)
+        self.template = ChatTemplate.of(tokenizer, chat_template, self._adapter, special)
         self.messages: list[dict[str, str]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": _text("system", system)})
@@ -128,8 +131,8 @@ def chat_ids(template: ChatTemplate, messages: Sequence[dict[str, str]]) -> np.n
     """The tokens of a chat up to where the assistant begins to write, i32; DataError as of ChatTemplate.render."""
     text = template.render(messages, generation_prompt=True)
     tokenizer = template.tokenizer
-    begins = tokenizer.bos is not None and text.startswith(tokenizer.pieces[tokenizer.bos])
-    return np.asarray(tokenizer.encode(text, special=True, bos=False if begins else None), np.int32)
+    bos = False if tokenizer.begins_with_bos(text) else None
+    return np.asarray(tokenizer.encode(text, special=True, bos=bos), np.int32)
 
 
 def _alike(a: np.ndarray, b: np.ndarray) -> int:

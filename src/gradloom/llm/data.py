@@ -13,7 +13,7 @@ or left out is counted and reported.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,7 @@ def read_samples(
     separator: str | None = None,
     as_chat: bool = False,
     train_on_all: bool | None = None,
-    special: bool = True,
+    special: bool = False,
     chat_template: str | None = None,
     adapter_template: str | None = None,
     skip_bad_lines: bool = False,
@@ -97,7 +97,8 @@ def read_samples(
     as_chat         prompt and completion as a chat of two turns, through the chat template
     train_on_all    True: every token counts; False (the default where there are some): those of completions, or of the
                     assistant's turns. Of a text all tokens always count
-    special         whether the names of control tokens in the file become these tokens; in chats they always do
+    special         whether the names of control tokens in the file (<|im_end|>, </s>) become these tokens; by default
+                    they are text. Those that a chat template writes are always tokens
     chat_template   in place of the adapter's and the model's own, where there are chats
     adapter_template  that of the adapter (LoRA.chat_template), in place of the model's own
     skip_bad_lines  True: lines (elements of an array) that are no sample are skipped and counted; False: the first of
@@ -121,7 +122,7 @@ def read_samples(
     given: dict[str, Any] = {
         "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
         "separator": separator, "as_chat": as_chat or None, "chat_template": chat_template,
-        "train_on_all": None if train_on_all else train_on_all, "special": None if special else special,
+        "train_on_all": None if train_on_all else train_on_all, "special": special or None,
         "skip_bad_lines": skip_bad_lines or None,
     }  # fmt: skip
     asked = {name for name, value in given.items() if value is not None}
@@ -159,9 +160,18 @@ def _need_file(path: str) -> None:
 
 def _read_text(path: str, tokenizer: Tokenizer, special: bool) -> Samples:
     """One long text; tokens of the whole, as if it were tokenised at once."""
-    parts = list(tokenizer.encode_stream(text_blocks(path), special))
+    report = Report(path, "one text, in windows that follow one another", "all tokens")
+
+    def blocks() -> Iterator[str]:
+        before = ""
+        for block in text_blocks(path):
+            if not special and not report.as_text:
+                report.as_text = int(tokenizer.control_in(before + block) is not None)
+                before = block[-tokenizer.longest_control :]
+            yield block
+
+    parts = list(tokenizer.encode_stream(blocks(), special))
     tokens = np.concatenate([np.empty(0, np.int32), *parts])
     counted = np.ones(tokens.size, bool)
     counted[:1] = False
-    report = Report(path, "one text, in windows that follow one another", "all tokens")
     return Samples(tokens, counted, np.array([0, tokens.size], np.int64), report, stream=True)

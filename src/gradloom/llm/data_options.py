@@ -12,8 +12,8 @@ OF_ONE_TEXT = {"special"}
 PAIR_OPTIONS = {"prompt_key", "completion_key", "separator", "as_chat"}  # one of them: lines are pairs
 OF_TEXTS = _OF_LINES | {"text_key", "special"}
 OF_PAIRS = _OF_LINES | {"prompt_key", "completion_key", "separator", "train_on_all", "special"}
-OF_CHATS = _OF_LINES | {"messages_key", "chat_template", "train_on_all"}
-OF_PAIRS_AS_CHATS = _OF_LINES | {"prompt_key", "completion_key", "as_chat", "chat_template", "train_on_all"}
+OF_CHATS = _OF_LINES | {"messages_key", "chat_template", "train_on_all", "special"}
+OF_PAIRS_AS_CHATS = _OF_LINES | {"prompt_key", "completion_key", "as_chat", "chat_template", "train_on_all", "special"}
 # option -> (how it is written in Python and as an option of a command, what it needs)
 _NEEDS = {
     "as_chat": ("as_chat (--as-chat)", "prompts and completions"),
@@ -27,7 +27,6 @@ _NEEDS = {
     "messages_key": ("messages_key (--messages-key)", "a .jsonl of messages"),
     "separator": ("separator", "prompts and completions that are no chats"),
     "train_on_all": ("train_on_all=False (--loss-on assistant)", "completions or chats: of a text all tokens count"),
-    "special": ("special=False", "texts, or prompts and completions: chats are made of special tokens"),
     "skip_bad_lines": ("skip_bad_lines (--skip-bad-lines)", "a .jsonl"),
 }
 

@@ -24,6 +24,7 @@ from ..base.errors import FileError, SettingError, TrainError
 from ..base.habits import hinted
 from ..base.interval import Interval
 from ..base.memory import resident_peak
+from ..base.terminal import to_stderr
 from ..data.dataset import Dataset
 from ..files import refuse_input
 from ..files.atomic import atomic_write
@@ -265,7 +266,7 @@ class Run(Tuning):
         self._display = None
         if progress and is_root(self.ranks):
             if self.earlier is not None and not self.steps:
-                print(self.earlier, file=sys.stderr)
+                to_stderr(self.earlier)
             self._display = StepDisplay(self.steps_total, self.trainer.epoch + self.epochs_total, self.context)
         began = time.perf_counter()
         try:
@@ -273,7 +274,7 @@ class Run(Tuning):
         except KeyboardInterrupt:
             self.interrupted = True
             if is_root(self.ranks):
-                print(f"interrupted after {self.steps} of {self.steps_total} steps", file=sys.stderr, flush=True)
+                to_stderr(f"interrupted after {self.steps} of {self.steps_total} steps")
             raise
         finally:
             self.seconds += time.perf_counter() - began
@@ -305,7 +306,7 @@ class Run(Tuning):
         if error is not None:  # the folder's files may have taken the place of an older run's meanwhile
             error = _written(folder, lines)
         if error is not None:
-            print(f"{error}; training goes on", file=sys.stderr, flush=True)
+            to_stderr(f"{error}; training goes on")
 
     def _state(self) -> dict[str, Any]:
         """What it remembers, for the state of the run."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -13,6 +12,7 @@ from ..base.arguments import one_line
 from ..base.errors import SettingError
 from ..base.memory import as_bytes, show_bytes
 from ..base.settings import switches
+from ..base.terminal import to_stderr
 from ..graph.scope import device_name, on_device
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
@@ -151,7 +151,7 @@ def layers_for(
         if count < int(gpu_layers):
             told = f"gpu_layers={gpu_layers}: the model has {blocks} blocks, and all of them are on {gpu}"
     if told and tells:
-        print(f"{who}: {told}", file=sys.stderr, flush=True)
+        to_stderr(f"{who}: {told}")
     if not count:
         return None, rest
     layers = GpuLayers(blocks, count, head and (budget is None or held(count, True) <= budget), gpu)

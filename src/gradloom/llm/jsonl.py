@@ -13,6 +13,7 @@ from .chat_forms import ALPACA, MESSAGES, PAIR, SYSTEM, is_sharegpt, messages_of
 from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, PAIR_OPTIONS, check_heeded
 from .json_rows import JSON_NAMES, BadRow, JsonRows
 from .samples import Report, Samples, count_of
+from .special_tokens import RenderedText
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -165,7 +166,7 @@ class JsonLines:
 
     def _load_template(self) -> None:
         tokenizer = self.tokenizer
-        self.chat = ChatTemplate.of(tokenizer, self.template)
+        self.chat = ChatTemplate.of(tokenizer, self.template, special=self.special)
         self.report.kind += self.through
 
     def _take_text(self, row: dict[str, Any], key: str, first: str) -> _Parts:
@@ -242,7 +243,12 @@ class JsonLines:
                 self._bad(waiting[0][0], str(error))
             return
         for (_, (texts, flags)), ids in zip(waiting, encoded, strict=True):
+            if not self.special:
+                self.report.as_text += any(self._has_plain_control(text) for text in texts)
             self._keep(*self._around(texts, flags, ids))
+
+    def _has_plain_control(self, text: str) -> bool:
+        return isinstance(text, RenderedText) if self.chat is not None else self.tokenizer.control_in(text) is not None
 
     def _around(self, texts: list[str], flags: list[bool], ids: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, counted) of a sample, with the bos and eos that the tokenizer puts around it."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.errors import DataError
+from ..base.terminal import in_one_line
 from ..data.dataset import split_rows
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Report:
     counted: int = 0  # tokens whose prediction is learned
     bad_lines: int = 0
     bad: tuple[str, ...] = ()  # the first of them: line and reason
+    as_text: int = 0  # samples with names of control tokens, such as </s>, that are text
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> samples
     context: int = 0
     rows: int = 0
@@ -53,7 +55,12 @@ class Report:
         if self.rows:
             lines.append(f"{count_of(self.rows, 'row')} of {self.context} tokens, {self.padding:.1%} padding")
         if self.unused:
-            lines.append(f"keys not read: {', '.join(self.unused)}")
+            lines.append(f"keys not read: {in_one_line(', '.join(self.unused))}")
+        if self.as_text:
+            lines.append(
+                f"names of control tokens: text in {count_of(self.as_text, 'sample')}; special=True (--special) reads"
+                " them as tokens"
+            )
         if self.cut:
             left_out = count_of(self.cut_tokens, "token")
             lines.append(f"cut to the context: {count_of(self.cut, 'sample')}; {left_out} left out of them")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,15 +31,32 @@ MARKED = _words(
 )
 
 
+class RenderedText(str):
+    """A text, in which control tokens that contain the character at one of the `plain` places are text."""
+
+    plain: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, plain: Sequence[int]) -> str:
+        """The text itself where there are no such places."""
+        if not plain:
+            return text
+        made = cls(text)
+        made.plain = tuple(plain)
+        return made
+
+
 class SpecialTokens:
     """Tokens that a text is searched for before anything else is done to it."""
 
     def __init__(self, pieces: list[str], types: np.ndarray, kinds: tuple[int, ...]) -> None:
+        self._is_text = {pieces[i] for i in np.flatnonzero(types == USER_DEFINED)}  # as good as text: also in messages
         ids = [int(i) for i in np.flatnonzero(np.isin(types, kinds))]
         # the longest in bytes comes first, all over the text, as in llama.cpp
         self._tokens = sorted(
             ((pieces[i], i) for i in ids), key=lambda t: -len(t[0].encode("utf-8", "surrogateescape"))
         )
+        self.texts = tuple(token for token, _ in self._tokens)
         self.longest = max((len(token) for token, _ in self._tokens), default=0)
         self._any = re.compile("|".join(re.escape(t) for t, _ in self._tokens)) if self._tokens else None
 
@@ -45,8 +64,10 @@ class SpecialTokens:
         """The text cut at special tokens: stretches of text and ids, in order."""
         if not text:
             return []
-        if self._any is None or self._any.search(text) is None:
+        if self.find(text) is None:
             return [text]
+        if isinstance(text, RenderedText):
+            return self._split_rendered(text)
         parts: list[str | int] = [text]
         for token, i in self._tokens:
             if token not in text:
@@ -62,6 +83,32 @@ class SpecialTokens:
                     pieces += [i, other]
             parts = [p for p in pieces if p != ""]
         return parts
+
+    def find(self, text: str) -> str | None:
+        """A special token that the text contains, or None."""
+        found = None if self._any is None else self._any.search(text)
+        return None if found is None else found[0]
+
+    def _split_rendered(self, text: RenderedText) -> list[str | int]:
+        """split for a text with plain places."""
+        parts: list[tuple[int, int, int | None]] = [(0, len(text), None)]  # start, stop, id of a token
+        for token, i in self._tokens:
+            if token not in text:
+                continue
+            pieces: list[tuple[int, int, int | None]] = []
+            for start, stop, known in parts:
+                at = start if known is None else stop
+                while (at := text.find(token, at, stop)) >= 0:
+                    end = at + len(token)
+                    place = bisect_left(text.plain, at)
+                    if token not in self._is_text and place < len(text.plain) and text.plain[place] < end:
+                        at += 1
+                        continue
+                    pieces += [(start, at, None), (at, end, i)]
+                    start = at = end
+                pieces.append((start, stop, known))
+            parts = [one for one in pieces if one[0] < one[1]]
+        return [str(text[start:stop]) if known is None else known for start, stop, known in parts]
 
     def covers(self, text: str, at: int) -> bool:
         """Whether a special token of the text reaches over this place."""

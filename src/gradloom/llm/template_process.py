@@ -36,7 +36,7 @@ _SCRIPT = Path(__file__).with_name("template_worker.py")
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 _REQUEST = 48 << 10  # bytes of chats that go into one request, where it is more than one; a pipe holds 64 KiB
 _READ = 1 << 18
-_HEAD = struct.Struct("<QQ")  # of a frame: its bytes behind the first number, and how many cuts it has
+_HEAD = struct.Struct("<QQ")  # of a frame: its bytes behind the first number, and how many cuts and origins it has
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Source:
     now: str
     tokens: dict[str, str]
     ends: tuple[str, ...]
+    control: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class TemplateFailure:
     lost: bool = False  # the chat has ended the process, by a limit or otherwise
 
 
-Answer = tuple[str, list[int]] | TemplateFailure  # text and cuts; see template_worker
+Answer = tuple[str, list[int], list[int]] | TemplateFailure  # text, cuts and origins; see template_worker
 
 
 class _LostError(Exception):
@@ -142,7 +143,8 @@ class Renderer:
     def render(
         self, source: Source, chats: Sequence[Chat], meanwhile: Callable[[], object] = lambda: None
     ) -> list[Answer]:
-        """(text, cuts) of the first of these chats, of one at least; see template_worker. BackendError as load.
+        """(text, cuts, origins) of the first of these chats, of one at least; see template_worker. BackendError as
+        load.
 
         meanwhile is called while the process computes.
         """
@@ -199,7 +201,7 @@ class Renderer:
             seconds = min(LIMITS.seconds + LIMITS.seconds_per_message * chat.renderings, LIMITS.most_seconds)
             length = LIMITS.length + len(chat.data)
             request.append((chat.data, seconds, length))
-            rules.append((seconds, 4 * length + (1 << 22)))  # a character takes 4 bytes at most; and there are cuts
+            rules.append((seconds, 12 * length + (1 << 22)))  # of a character 4 bytes, and 8 as an origin; and cuts
         answers: list[Answer] = []
         used, self._used = self._used, True
         try:
@@ -328,16 +330,20 @@ def _decoded(got: bytearray, at: int, stop: int) -> Answer | int | None:
         size, kind = _HEAD.unpack_from(got, at)
         if size == 8 and kind in (LATER, HERE):
             return HERE if kind == HERE else None
-        cuts = () if kind == FAULT else struct.unpack_from(f"<{kind}Q", got, at + 16)
-        text = str(got[at + 16 + 8 * len(cuts) : stop], "utf-8", "surrogatepass")
-    except (ValueError, struct.error):  # struct.error: more cuts than there are bytes
+        count, marked = (0, 0) if kind == FAULT else (kind & 0xFFFFFFFF, kind >> 32)
+        numbers = struct.unpack_from(f"<{count + marked}Q", got, at + 16)
+        text = str(got[at + 16 + 8 * len(numbers) : stop], "utf-8", "surrogatepass")
+    except (ValueError, struct.error):  # struct.error: more numbers than there are bytes
         raise _not_trusted("answers with what is no text") from None
     if kind == FAULT:
         return TemplateFailure(text)
+    cuts, origins = [*numbers[:count]], [*numbers[count:]]
     bounds = [0, *cuts, len(text)]
     if len(cuts) % 2 or sorted(bounds) != bounds:
         raise _not_trusted("answers with cuts that are not in the text")
-    return text, bounds[1:-1]
+    if sorted({*origins}) != origins or (origins and origins[-1] >= len(text)):
+        raise _not_trusted("answers with origins that are not in the text")
+    return text, cuts, origins
 
 
 def _not_trusted(what: str) -> _LostError:

@@ -10,18 +10,21 @@ stdout takes answers. Both are frames: the length in 8 bytes, little-endian, the
 
     request, marshalled                            answers
                                                    the fault GREETING, once at the start
-    {"source", "now", "tokens", "ends", "seconds"} an empty text, or the fault of the template
-    [(chat, seconds, length), ...]                 one for each chat, in their order: its text and cuts, or its fault
+    {"source", "now", "tokens", "ends", "control", "seconds"}    an empty text, or the fault of the template
+    [(chat, seconds, length), ...]                 one for each chat, in their order: its text, cuts and origins, or its
+                                                   fault
 
 A chat is (messages, tools, generation_prompt), marshalled by itself. seconds: of processor time, for the template or
-the chat; length: characters of one rendering. An answer is a number in 8 bytes, so many cuts of 8 bytes each, and a
-text in UTF-8, surrogates as they are. Where the number is FAULT there are no cuts and the text says what is wrong.
+the chat; length: characters of one rendering. An answer is a head of 8 bytes, which holds the number of cuts in its
+lower half and the number of origins in its upper half, then the cuts and the origins of 8 bytes each, and a text in
+UTF-8, surrogates as they are. Where the head is FAULT there are no numbers and the text says what is wrong.
 Several answers are written at once: where the process ends, answers may be lost of chats before the one that it was at.
 HERE is no answer: what follows, also the end of the process, is about the next chat.
-generation_prompt is None where the assistant's turns are to be found: text[cuts[0]:cuts[1]], text[cuts[2]:cuts[3]],
-... are what the assistant wrote. Elsewhere there are no cuts. When the answers to a request pass BATCH bytes, an answer
-LATER takes the place of the rest. A process that passes its seconds is ended by SIGPROF, one that passes MEMORY ends
-with exit code NO_MEMORY.
+generation_prompt is None where the assistant's turns are to be found: text[cuts[0]:cuts[1]], text[cuts[2]:cuts[3]], ...
+are what the assistant wrote. Elsewhere there are no cuts. Origins are places of characters that come from messages: one
+in each control token of the text that is not the template's own (see template_origins.py). When the answers to a
+request pass BATCH bytes, an answer LATER takes the place of the rest. A process that passes its seconds is ended by
+SIGPROF, one that passes MEMORY ends with exit code NO_MEMORY.
 
 Requests are marshalled because that takes a tenth of the time of JSON; they come from gradloom itself, in the same
 version of Python. Answers come from a process that ran what a file said: gradloom reads them as numbers and text.
@@ -32,19 +35,27 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib
-import json
 import marshal
 import os
 import resource
 import signal
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+if not __package__:  # the script of the process: this folder as a package, of which nothing else is imported
+    __package__ = "templates"
+    sys.modules[__package__] = types.ModuleType(__package__)
+    sys.modules[__package__].__path__ = [os.path.dirname(os.path.abspath(__file__))]
+
+from .template_environment import Refused, sandbox
+from .template_origins import Marks, Origins
 
 GREETING = "gradloom renders templates"
 NO_MEMORY = 3
-FAULT, LATER, HERE = (1 << 64) - 1, (1 << 64) - 2, (1 << 64) - 3  # in place of the number of cuts
+FAULT, LATER, HERE = (1 << 64) - 1, (1 << 64) - 2, (1 << 64) - 3  # in place of the numbers of cuts and origins
 BATCH = 16 << 20
 _WRITE = 1 << 15  # bytes of answers that are written at once; a pipe holds 64 KiB
 _LOOK = 0.1  # seconds between two looks at the parent and at the memory while requests are served
@@ -60,10 +71,6 @@ class Fault(Exception):
     """What is wrong with a template or with what it makes of a chat: the message's part behind the model's name."""
 
 
-class _Refused(Exception):
-    """raise_exception of a template."""
-
-
 class Template:
     """A compiled template.
 
@@ -71,16 +78,23 @@ class Template:
     now     the moment that strftime_now tells
     tokens  texts by name: bos_token, eos_token, ...
     ends    texts of the tokens that end a turn
+    control texts of the control tokens that no message may contain as such
 
     Raises Fault for a template that is malformed.
     """
 
-    def __init__(self, source: str, now: datetime.datetime, tokens: Mapping[str, str], ends: Sequence[str]) -> None:
-        from jinja2 import TemplateSyntaxError
+    def __init__(
+        self, source: str, now: datetime.datetime, tokens: Mapping[str, str], ends: Sequence[str],
+        control: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        from jinja2 import TemplateSyntaxError, nodes
 
         self._tokens, self._ends = tokens, ends
         try:
-            self._template = _environment(now).from_string(source)
+            environment = sandbox(now, _BEGIN, _END)
+            constants = environment.parse(source).find_all(nodes.Const) if control else ()
+            self._origins = Origins(control, source, [one.value for one in constants if isinstance(one.value, str)])
+            self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise Fault(f"chat template is malformed: line {error.lineno}: {error.message}") from None
         except MemoryError:
@@ -88,27 +102,57 @@ class Template:
         except Exception as error:
             raise Fault(f"chat template cannot be compiled: {_shown(error)}") from None
 
-    def render(self, messages: Sequence[Message], generation_prompt: bool, tools: Any, length: int) -> str:
-        """The chat's text of at most `length` characters, without marks; Fault when the template makes none."""
-        text = self._render(messages, generation_prompt, tools, length)
-        return text.replace(_BEGIN, "").replace(_END, "")
+    def render(
+        self, messages: Sequence[Message], generation_prompt: bool, tools: Any, length: int
+    ) -> tuple[str, list[int], list[int]]:
+        """(text, no cuts, origins) of a chat; the text has at most `length` characters. Fault when there is none, or
+        its origins are not known."""
+        whole, _, _, marks = self._marked(messages, generation_prompt, tools, length)
+        return _answer(whole.replace(_BEGIN, "").replace(_END, ""), [], marks)
 
-    def split(self, messages: Sequence[Message], tools: Any, length: int) -> tuple[str, list[int]]:
-        """(text, cuts) of a chat; see the head of this file. Fault when there is no text, or the assistant's turns
-        cannot be told from the rest of it."""
-        whole = self._render(messages, False, tools, length)
+    def split(self, messages: Sequence[Message], tools: Any, length: int) -> tuple[str, list[int], list[int]]:
+        """(text, cuts, origins) of a chat; see the head of this file. Fault when there is no text, its origins are not
+        known, or the assistant's turns cannot be told from the rest of it."""
+        whole, messages, tools, marks = self._marked(messages, False, tools, length)
         if _BEGIN in whole:
-            return _marked(whole)
+            return _answer(*_generated(whole), marks)
         cuts: list[int] = []
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
                 cuts += _Turn(self, messages, i, whole, tools, length, cuts[-1] if cuts else 0).bounds()
-        return whole, cuts
+        return _answer(whole, cuts, marks)
+
+    def _marked(
+        self, messages: Sequence[Message], generation_prompt: bool, tools: Any, length: int
+    ) -> tuple[str, Sequence[Message], Any, Marks | None]:
+        """(text, messages, tools, marks): with marks in all of them, where their texts require it."""
+        whole = self._render(messages, generation_prompt, tools, length)
+        marks = self._origins.marks(messages, tools)
+        if marks is None:
+            return whole, messages, tools, None
+        text = None
+        with contextlib.suppress(Fault, RecursionError):
+            other = marks.put(messages), marks.put(tools)
+            text = self._render(other[0], generation_prompt, other[1], length)
+        if marks.complete and text is not None and marks.removed(text) == whole:
+            return text, *other, marks
+        find = self._origins.places
+        control = marks.control
+        if control is None and text is not None and len(find(whole)) > len(find(text)):
+            control = self._origins.find(whole)
+        if control is not None:
+            raise Fault(
+                f"chat template treats messages with the text {control!r} of a control token in such a way that its"
+                " own tokens cannot be told from it; need messages without this text, or special=True (--special),"
+                " which reads it as a token"
+            )
+        return whole, messages, tools, None
 
     def rendered(self, messages: Sequence[Message], generation_prompt: bool, tools: Any, length: int) -> str | None:
         """A part of a chat; None when the template refuses it."""
         try:
-            return self.render(messages, generation_prompt, tools, length)
+            text = self._render(messages, generation_prompt, tools, length)
+            return text.replace(_BEGIN, "").replace(_END, "")
         except Fault:
             return None
 
@@ -144,7 +188,7 @@ class Template:
                     raise Fault(f"chat template does not come to an end: its text passes {length} characters")
         except (Fault, MemoryError):
             raise
-        except _Refused as error:
+        except Refused as error:
             raise Fault(f"chat template refuses the chat: {error}") from None
         except Exception as error:
             raise Fault(f"chat template fails: {_shown(error)}") from None
@@ -212,7 +256,11 @@ class _Turn:
         return start, stop
 
 
-def _marked(whole: str) -> tuple[str, list[int]]:
+def _answer(text: str, cuts: list[int], marks: Marks | None) -> tuple[str, list[int], list[int]]:
+    return (text, cuts, []) if marks is None else (marks.removed(text), cuts, marks.places(text))
+
+
+def _generated(whole: str) -> tuple[str, list[int]]:
     """(text, cuts) of a text whose turns of the assistant are marked."""
     if whole.count(_BEGIN) > _MARKS:
         raise Fault(f"chat template does not come to an end: its {{% generation %}} blocks pass {_MARKS}")
@@ -231,42 +279,6 @@ def _marked(whole: str) -> tuple[str, list[int]]:
 def _common(a: str, b: str) -> int:
     """The length of what two texts begin with alike."""
     return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _environment(now: datetime.datetime) -> Any:
-    """jinja2's sandbox with what templates written for Hugging Face's library expect."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """{% generation %} ... {% endgeneration %}: what the assistant writes."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
-
-        def _mark(self, caller: Callable[[], str]) -> str:
-            return f"{_BEGIN}{caller()}{_END}"
-
-    def raise_exception(message: object) -> NoReturn:
-        raise _Refused(str(message))
-
-    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # jinja2's own filter writes HTML
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(
-            ("*", "**")
-        )  # else computed when a template is compiled, also in what never runs
-
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": now.strftime}
-    return environment
 
 
 def _shown(error: Exception) -> str:
@@ -302,7 +314,7 @@ def _serve_all(answers: _Answers) -> None:
             signal.setitimer(signal.ITIMER_PROF, request["seconds"])
             now = datetime.datetime.fromisoformat(request["now"])
             try:
-                template = Template(request["source"], now, request["tokens"], request["ends"])
+                template = Template(request["source"], now, request["tokens"], request["ends"], request["control"])
                 answers.add("")
             except Fault as fault:
                 answers.add(_line(fault), FAULT)
@@ -326,10 +338,10 @@ def _serve(template: Template, chats: list[tuple[bytes, float, int]], answers: _
         messages, tools, generation_prompt = marshal.loads(chat)
         try:
             if generation_prompt is None:
-                text, cuts = template.split(messages, tools, length)
+                text, cuts, origins = template.split(messages, tools, length)
             else:
-                text, cuts = template.render(messages, generation_prompt, tools, length), []
-            left -= answers.add(text, len(cuts), cuts)
+                text, cuts, origins = template.render(messages, generation_prompt, tools, length)
+            left -= answers.add(text, len(cuts) | len(origins) << 32, [*cuts, *origins])
         except Fault as fault:
             left -= answers.add(_line(fault), FAULT)
     answers.write()
@@ -362,10 +374,10 @@ class _Answers:
         """A chat of a request begins."""
         self._hidden = True
 
-    def add(self, text: str, kind: int = 0, cuts: Sequence[int] = ()) -> int:
+    def add(self, text: str, kind: int = 0, numbers: Sequence[int] = ()) -> int:
         """An answer; the bytes of its text."""
         body = text.encode("utf-8", "surrogatepass")
-        frame = struct.pack(f"<QQ{len(cuts)}Q", 8 + 8 * len(cuts) + len(body), kind, *cuts) + body
+        frame = struct.pack(f"<QQ{len(numbers)}Q", 8 + 8 * len(numbers) + len(body), kind, *numbers) + body
         self._hidden = False
         self._held += frame
         if len(self._held) >= _WRITE:

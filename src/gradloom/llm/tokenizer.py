@@ -21,7 +21,19 @@ from ..base.habits import AttributeHints
 from . import bpe
 from .bpe import SPACE, Bpe, id_array
 from .pretokenizers import PRE_TOKENIZERS, Pre
-from .special_tokens import BYTE, CONTROL, ENDS, MARKED, NORMAL, TURN_ENDS, UNKNOWN, UNUSED, USER_DEFINED, SpecialTokens
+from .special_tokens import (
+    BYTE,
+    CONTROL,
+    ENDS,
+    MARKED,
+    NORMAL,
+    TURN_ENDS,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    RenderedText,
+    SpecialTokens,
+)
 
 
 def _shown(value: Any) -> str:
@@ -67,7 +79,7 @@ class Tokenizer(AttributeHints):
         self._types = np.full(n, NORMAL, np.int32) if types is None else types
         for text in (*ENDS, *MARKED):
             known = self._ids.get(text)
-            if known is not None and self._types[known] == NORMAL:
+            if known is not None and self._types[known] in (NORMAL, USER_DEFINED):
                 self._types[known] = CONTROL
 
         self.pre = ""
@@ -118,7 +130,10 @@ class Tokenizer(AttributeHints):
 
         self._special = SpecialTokens(self.pieces, self._types, (CONTROL, USER_DEFINED, UNKNOWN))
         self._defined = SpecialTokens(self.pieces, self._types, (USER_DEFINED,))
-        self.bpe = Bpe(self.pieces, self._ids, self.unk, None if self.kind == "spm" else pre, self._where)
+        self._control = SpecialTokens(self.pieces, self._types, (CONTROL, UNKNOWN))
+        # no text is merged into a control token
+        mergeable = {piece: i for piece, i in self._ids.items() if self._types[i] not in (CONTROL, UNKNOWN)}
+        self.bpe = Bpe(self.pieces, mergeable, self.unk, None if self.kind == "spm" else pre, self._where)
         if self.kind == "spm":
             scores = self._numbers(metadata, "tokenizer.ggml.scores", np.float32)
             self.bpe.load_scores(np.zeros(n, np.float32) if scores is None else scores)
@@ -162,7 +177,8 @@ class Tokenizer(AttributeHints):
     def encode(self, text: str, special: bool = True, bos: bool | None = None, eos: bool | None = None) -> list[int]:
         """Ids of a text, as llama.cpp gives them.
 
-        special   True: the names of control tokens in the text become these tokens; False: they are text
+        special   True: the names of control tokens in the text become these tokens; False: they are text. In a chat
+                  that ChatTemplate.render returns they are text where they come from messages
         bos, eos  whether the text begins and ends with the model's tokens for that; None: as the file says
         """
         return self.encode_batch([text], special, bos, eos)[0].tolist()
@@ -231,6 +247,26 @@ class Tokenizer(AttributeHints):
     def token_id(self, piece: str) -> int | None:
         """The id of a piece as the vocabulary writes it, or None."""
         return self._ids.get(piece)
+
+    @property
+    def control_tokens(self) -> tuple[str, ...]:
+        """The texts of control tokens and of the unknown token."""
+        return self._control.texts
+
+    @property
+    def longest_control(self) -> int:
+        """The length of the longest of them."""
+        return self._control.longest
+
+    def control_in(self, text: str) -> str | None:
+        """A control token whose text this text contains, or None."""
+        return self._control.find(text)
+
+    def begins_with_bos(self, text: str) -> bool:
+        """Whether encode makes a text's first characters the token that texts begin with."""
+        if self.bos is None or not text.startswith(self.pieces[self.bos]):
+            return False
+        return not isinstance(text, RenderedText) or text.plain[0] >= len(self.pieces[self.bos])
 
     def is_special(self, token: int) -> bool:
         """True for control tokens and the unknown token: they are no text."""

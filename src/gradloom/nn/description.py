@@ -137,9 +137,11 @@ def _built(made: dict[str, Any], shapes: Shapes) -> Module:
 
 
 def _layer(module: Module, path: str, places: dict[Module, str], depth: int) -> dict[str, Any]:
-    if places[module] != path:
-        return {"same": places[module]}
-    what, kind = path or "the model", type(module)
+    what, kind, first = path or "the model", type(module), places[module]
+    if first != path:
+        if f".{path}.".startswith(f".{first}." if first else "."):
+            raise GraphError(f"{what} is {first or 'the model'} again, which contains it")
+        return {"same": first}
     if _NAMES.get(kind.__name__) is not kind:
         raise GraphError(f"{what} is a {kind.__name__}, a class of its own and no layer of gradloom")
     if "forward" in vars(module):

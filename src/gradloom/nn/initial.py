@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.random.bit_generator import ISeedSequence
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -40,13 +38,3 @@ def _normal(std: float, rng: np.random.Generator, shape: tuple[int, ...]) -> np.
 
 def _filled(value: float | np.ndarray, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return np.full(shape, value)
-
-
-class Key(ISeedSequence):
-    """The key of a Philox generator. Philox(key=...) makes the same one, after it has asked the system for entropy."""
-
-    def __init__(self, *words: int) -> None:
-        self.words = words
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
-        return np.array(self.words, dtype)

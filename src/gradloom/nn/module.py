@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -18,7 +19,8 @@ from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import enter_scope, leave_scope
 from ..graph.stored import Role, Stored, addressable, copies, replace
 from .devices import OnDevice
-from .initial import Init, Key
+from .initial import Init
+from .philox import Key
 from .room import need_room
 from .shown import Shown
 
@@ -171,7 +173,7 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
         """
         seen: set[Stored] = set()
         taken: set[str] = set()
-        for name, parameter, init in self._add_paths("", (self,), []):
+        for name, parameter, init in self._all_paths():
             if parameter.stored not in seen:
                 if name in taken:
                     raise GraphError(
@@ -182,24 +184,25 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
                 seen.add(parameter.stored)
                 yield name, parameter, init
 
-    def _add_paths(self, prefix: str, above: tuple[Module, ...], paths: list[_Path]) -> list[_Path]:
-        """The list, with its own parameters added, then those of the children. above: the modules on the way here, this
-        one included."""
-        self._check_made()
-        children, first = [], len(paths)
-        for name, held, _ in self._below():
-            if isinstance(held, Parameter):
-                paths.append((prefix + name, held, self._inits.get(held.stored)))
-            elif held not in above:
-                children.append((name, held))
-        if self._unassigned:
-            self._unassigned -= {held.stored for _, held, _ in paths[first:]}
-        if self._unassigned:
-            raise GraphError(
-                f"{type(self).__name__}: a parameter was made, not assigned; need self.name = self.parameter(...)"
-            )
-        for name, child in children:
-            child._add_paths(f"{prefix}{name}.", (*above, child), paths)
+    def _all_paths(self) -> list[_Path]:
+        """Of each module its own parameters, then those of its children. No module is entered below itself."""
+        paths: list[_Path] = []
+        todo: list[tuple[str, Module, frozenset[Module]]] = [("", self, frozenset((self,)))]
+        while todo:
+            prefix, module, above = todo.pop()
+            module._check_made()
+            children, first = [], len(paths)
+            for name, held, _ in module._below():
+                if isinstance(held, Parameter):
+                    paths.append((prefix + name, held, module._inits.get(held.stored)))
+                elif held not in above:
+                    children.append((f"{prefix}{name}.", held))
+            if module._unassigned:
+                module._unassigned -= {held.stored for _, held, _ in paths[first:]}
+            if module._unassigned:
+                need = "need self.name = self.parameter(...)"
+                raise GraphError(f"{type(module).__name__}: a parameter was made, not assigned; {need}")
+            todo += [(path, child, above | {child}) for path, child in reversed(children)]
         return paths
 
     def outline(self) -> Outline:
@@ -307,6 +310,10 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
             token = _call.set(_Call(self))
             try:
                 return self.forward_there(*args, **kwargs)
+            except RecursionError:
+                what = f"forward passes Python's limit of {sys.getrecursionlimit()} nested calls"
+                need = "need modules in fewer levels, and none that contains itself"
+                raise GraphError(f"{type(self).__name__}: {what}; {need}") from None
             finally:
                 _call.reset(token)
         modules = call.modules

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..base.html import html_table, html_text
 from ..base.memory import show_bytes
+from ..base.terminal import in_one_line, printable
 from ..graph.leaves import Parameter
 from ..graph.value import describe
 
@@ -56,7 +57,10 @@ def arguments_of(module: Any) -> dict[str, Any]:
 
 def tree(module: Any) -> str:
     """The module and all below it, one line each; a module at a second place is named by its first."""
-    return "\n".join(_tree(module, {}, ""))
+    try:
+        return printable("\n".join(_tree(module, {}, "")))
+    except RecursionError:
+        return f"{type(module).__name__}(... nested too deeply to show)"
 
 
 def _tree(module: Any, places: dict[Any, str], path: str) -> Iterator[str]:
@@ -94,25 +98,26 @@ def rows(module: Any) -> list[tuple[str, str, str, int]]:
     paths = {p.stored: name for name, p, _ in module.named_stored()}
     seen: set[Any] = set()
 
-    def visit(one: Any, path: str) -> None:
+    todo = [(module, "")]
+    while todo:
+        one, path = todo.pop()
+        if one in seen:
+            continue
         seen.add(one)
         arrays = [(name, p) for name, p in own_parameters(one) if paths.get(p.stored) == f"{path}.{name}".lstrip(".")]
         children = list(one.children())
         if arrays or not children:
             said = ", ".join(f"{name} {describe(p)}{'' if p.trainable else ' buffer'}" for name, p in arrays)
             found.append((path or "-", heading(one), said, sum(p.size for _, p in arrays)))
-        for name, child in children:
-            if child not in seen:
-                visit(child, f"{path}.{name}".lstrip("."))
-
-    visit(module, "")
+        todo += [(child, f"{path}.{name}".lstrip(".")) for name, child in reversed(children)]
     return found
 
 
 def summary(module: Any) -> str:
     """A line for each layer with its arrays, and their sums."""
     table = [COLUMNS]
-    table += [(path, layer, arrays, f"{count:,}" if count else "") for path, layer, arrays, count in rows(module)]
+    for path, layer, arrays, size in rows(module):
+        table.append((in_one_line(path), in_one_line(layer), in_one_line(arrays), f"{size:,}" if size else ""))
     widths = [max(len(row[i]) for row in table) for i in range(4)]
     lines = []
     for *texts, count in table:

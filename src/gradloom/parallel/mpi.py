@@ -30,6 +30,7 @@ import numpy as np
 
 from ..base import interrupts
 from ..base.errors import ShapeError, TrainError
+from ..base.terminal import to_stderr
 from .communicator import BUCKET_BYTES, Communicator, LocalSum, Reduction, described
 from .heartbeat import Place, Pulse, RankState
 from .mpi_start import START, started_mpi
@@ -242,7 +243,7 @@ class MpiRank(Communicator):
         while missing := [r for r, request in here.items() if not request.Test()]:
             if (waited := time.monotonic() - begin) > START * self.timeout:
                 text = f"rank {missing[0]} did not come within {START * self.timeout:g} s; all {self.size} ranks end"
-                print(f"gradloom: rank {self.rank}: {text}: every rank must call this", file=sys.stderr, flush=True)
+                to_stderr(f"gradloom: rank {self.rank}: {text}: every rank must call this")
                 world.Abort(1)
             time.sleep(min(waited / 16, 0.01))
         self._kept.append(sent)
@@ -304,11 +305,11 @@ class MpiRank(Communicator):
         told = self._failure is not None and isinstance(error, TrainError) and str(error) == self._sentence()
         self.fail(error)
         if isinstance(error, KeyboardInterrupt):
-            print(f"gradloom: rank {self.rank}: interrupted", file=sys.stderr)
+            to_stderr(f"gradloom: rank {self.rank}: interrupted")
         elif told:
-            print(f"gradloom: rank {self.rank}: {type(error).__name__}: {error}", file=sys.stderr)
+            to_stderr(f"gradloom: rank {self.rank}: {type(error).__name__}: {error}")
         else:
-            print(f"gradloom: rank {self.rank} of {self.size} failed:", file=sys.stderr, flush=True)
+            to_stderr(f"gradloom: rank {self.rank} of {self.size} failed:")
             self._hook(kind, error, trace)
         sys.stderr.flush()
         self._said = True
@@ -330,7 +331,7 @@ class MpiRank(Communicator):
         self._watcher.dismiss()
         if self._failure is not None:
             if not (self._said or self.is_root or self._states[0].gone):  # rank 0, which speaks for all, cannot
-                print(f"gradloom: rank {self.rank}: {self._sentence()}", file=sys.stderr, flush=True)
+                to_stderr(f"gradloom: rank {self.rank}: {self._sentence()}")
             time.sleep(1 if self._states[0].gone and not self.is_root else 0)  # one call of Abort is enough
             stop = _interrupt(self._failure[1])
             self.mpi.COMM_WORLD.Abort(1 if stop is None else 128 + interrupts.number_of(stop))
@@ -342,7 +343,7 @@ class MpiRank(Communicator):
             dead = [r for r in expected if self._silent(self._states[r])]
             if dead and self._failure is None:
                 self._note(dead[0], f"gave no sign of life for {self.timeout:g} s")
-                print(f"gradloom: rank {self.rank}: {self._sentence()}", file=sys.stderr, flush=True)
+                to_stderr(f"gradloom: rank {self.rank}: {self._sentence()}")
                 self._said = True
             if self._failure is not None and (dead == expected or time.monotonic() - begin > self.timeout):
                 return

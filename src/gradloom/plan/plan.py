@@ -10,6 +10,7 @@ import numpy as np
 from ..base.html import html_text
 from ..base.memory import show_bytes
 from ..base.settings import Switches
+from ..base.terminal import printable
 from ..graph.value import Node
 from ..transform.program import Program
 from .bytecode import (
@@ -79,7 +80,7 @@ class Plan:
         return html_text(str(self))
 
     def __str__(self) -> str:
-        return f"{self.summary()}\n{disassemble(self.bytecode)}"
+        return printable(f"{self.summary()}\n{disassemble(self.bytecode)}")
 
 
 def make_plan(program: Program, needs_of: Needs, switches: Switches, piece: int = 0) -> Plan:

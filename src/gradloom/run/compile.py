@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from ..base.collector import paused
 from ..base.errors import BackendError, DTypeError, GraphError, SettingError
 from ..base.habits import hinted
 from ..base.settings import Switches, switches
+from ..base.terminal import to_stderr
 from ..graph.graph import check_graph, check_updates
 from ..graph.scope import device_name
 from ..graph.value import Node, Value, builds_graphs, describe
@@ -161,7 +161,7 @@ class _Told:
         if self.chosen.check >= 2:
             check_graph(program.nodes)
         if self.chosen.debug >= 3:
-            print(f"after {name}:\n{program}", file=sys.stderr)
+            to_stderr(f"after {name}:\n{program}")
 
 
 def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches) -> Any:

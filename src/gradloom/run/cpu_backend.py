@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import sys
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -33,6 +32,7 @@ from ..base.errors import (
 )
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
+from ..base.terminal import to_stderr
 from ..graph.stored import bring_home
 from ..graph.value import Node
 from ..plan.bytecode import SEGMENT_NAMES, SETTING_BYTES, SETTINGS, KernelNeeds, encode_attrs, signature
@@ -358,8 +358,8 @@ def print_debug(executable: CpuExecutable) -> None:
     level = executable.switches.debug
     if level >= 2:
         executable.profile()
-        atexit.register(lambda: print(executable.report(), file=sys.stderr))
+        atexit.register(lambda: to_stderr(executable.report()))
     if level >= 1:
-        print(executable.plan.summary(), file=sys.stderr)
+        to_stderr(executable.plan.summary())
     if level >= 4:
-        print(executable.plan.bytecode, file=sys.stderr)
+        to_stderr(executable.plan.bytecode)

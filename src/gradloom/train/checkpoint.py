@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from ..base.arguments import as_whole
 from ..base.errors import FileError, GradloomError, SettingError, TrainError
+from ..base.terminal import to_stderr
 from ..files.atomic import remove_parts
 from ..files.checkpoint_files import (
     Encoded,
@@ -26,7 +26,7 @@ from ..files.checkpoint_files import (
 
 def say(text: str) -> None:
     """One line on stderr."""
-    print(f"gradloom: {text}", file=sys.stderr, flush=True)
+    to_stderr(f"gradloom: {text}")
 
 
 class Checkpoints:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from ..base.memory import resident
+from ..base.terminal import controls, in_one_line, shown_on
 from ..base.uploads import shown_by, told
 from .metrics import UNCERTAINTY
 from .result import MAIN, EpochResult, Evaluation
@@ -87,7 +88,7 @@ class _Shown:
         from rich.text import Text
 
         full = round(len(BAR) * min(max(self.done, 0.0), 1.0))
-        for line in arranged(self.groups, options.max_width):
+        for line in arranged([[*map(in_one_line, group)] for group in self.groups], options.max_width):
             text, at = Text(line), line.find(BAR)
             if at >= 0:
                 if options.ascii_only:
@@ -135,7 +136,7 @@ class _Display(ABC):
             from rich.console import Console
             from rich.live import Live
 
-            console = Console(file=self.stream)
+            console = Console(file=controls(self.stream))
             if not console.is_dumb_terminal:
                 self._live = Live(
                     self._shown, console=console, auto_refresh=False, vertical_overflow="visible",
@@ -162,10 +163,10 @@ class _Display(ABC):
     def say(self, *parts: str) -> None:
         """A line that stays; on a narrow terminal several."""
         if self._live is not None:
-            lines = arranged([parts], self._live.console.width)
+            lines = arranged([[*map(in_one_line, parts)]], self._live.console.width)
             self._live.console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
         else:
-            print("  ".join(parts), file=self.stream, flush=True)
+            print(shown_on(self.stream, "  ".join(parts)), file=self.stream, flush=True)
 
     def _uploading(self, where: str, done: int, total: int) -> None:
         """So much of what runs on a device is there."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ import numpy as np
 from ..base.errors import NonFiniteError, SettingError
 from ..base.interrupts import Held, StopTraining, held_back
 from ..base.interval import Interval
+from ..base.terminal import to_stderr
 from ..data.dataset import Dataset
 from ..step.state import check_equal, check_names
 from .callbacks import BatchReports, Callback, Callbacks, Listeners
@@ -309,7 +309,7 @@ class Loop:
         if train.skipped and trainer.is_root:
             whole = -(-now.rows // self.batch_size)
             text = f"epoch {now.number}: {train.skipped} of {whole} batches skipped: not finite"
-            print(text, file=sys.stderr, flush=True) if display is None else display.say(text)
+            to_stderr(text) if display is None else display.say(text)
         if is_part:
             self._tell("on_part", result)
         if self.stopped:

@@ -17,6 +17,7 @@ from ..base.arrays import place_in
 from ..base.described import LONGEST, Described, parse
 from ..base.errors import DataError, FileError, GradloomError, GraphError, SettingError
 from ..base.html import html_table, html_text
+from ..base.terminal import in_one_line
 from ..data.frames import features_of, told_features, with_encoding
 from ..data.preprocess import Preprocess
 from ..data.raw_table import class_name
@@ -169,11 +170,12 @@ class Model:
         """What it is, and its network layer by layer, as text."""
         facts = self.facts()
         width = max(map(len, facts))
-        return "\n".join([*(f"{name:<{width}}  {text}" for name, text in facts.items()), "", self.net.summary()])
+        lines = [f"{name:<{width}}  {in_one_line(text)}" for name, text in facts.items()]
+        return "\n".join([*lines, "", self.net.summary()])
 
     def __repr__(self) -> str:
         facts = self.facts()
-        return f"Model({facts['task']}; {facts['inputs']}; {facts['network']})"
+        return in_one_line(f"Model({facts['task']}; {facts['inputs']}; {facts['network']})")
 
     def _repr_html_(self) -> str:
         return html_table((), self.facts().items()) + html_text(repr(self.net))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from ..base.errors import (
 )
 from ..base.interrupts import Held, held_back
 from ..base.settings import switches
+from ..base.terminal import to_stderr
 from ..data.dataset import generator
 from ..graph.grad import gradients
 from ..graph.leaves import Parameter, constant
@@ -157,7 +157,7 @@ class Replica:
             if job.verbose and self.ranks.is_root and (done % tenth == 0 or done == job.iterations):
                 speed = (done - first) * self.ranks.size / (time.perf_counter() - began)
                 mean = float(np.mean(history[-tenth:]))
-                print(f"step {done}/{job.iterations}  loss {mean:.4g}  {rate(speed)} samples/s", file=sys.stderr)
+                to_stderr(f"step {done}/{job.iterations}  loss {mean:.4g}  {rate(speed)} samples/s")
             if is_last and done < job.iterations and self.saver is not None:
                 self.saver.end_early()
                 break

@@ -18,9 +18,9 @@ import platform
 import re
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import as_bool
+from ..base.clock import utc
 from ..base.described import Described, parse_object
 from ..base.errors import DataError, FileError, SettingError
 from ..files.atomic import atomic_write, claim
@@ -296,7 +297,7 @@ class RunFolder:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return utc(time.time())
 
 
 def _versions() -> dict[str, str]:

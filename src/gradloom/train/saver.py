@@ -18,7 +18,6 @@ A checkpoint holds the state between two optimiser steps. Rank 0 alone writes.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from ..base.arguments import as_bool, as_whole
 from ..base.errors import NonFiniteError, SettingError, TrainError
 from ..base.interrupts import StopTraining
 from ..base.interval import as_interval
+from ..base.terminal import to_stderr
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
 from ..step.state import TrainState
@@ -136,13 +136,13 @@ class Saver:
         with agreed(self.ranks):
             loop.trainer.train_state.load(self.entries)
         if modules.warning() is not None and is_root(self.ranks):
-            print(f"{self.path}: {modules.warning()}", file=sys.stderr, flush=True)
+            to_stderr(f"{self.path}: {modules.warning()}")
         self.entries, self._place = None, self._place_of(loop)
         if self.folder is not None and loop.history:
             self.folder.note(epoch=loop.history[-1].epoch, latest=loop.history[-1].numbers())
         if loop.stopped and is_root(self.ranks):
             text = f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished"
-            print(text, file=sys.stderr, flush=True)
+            to_stderr(text)
 
     def compare(self, identity: Identity) -> None:
         """TrainError naming what differs from the run of the checkpoint."""
@@ -153,18 +153,18 @@ class Saver:
         missing = [name for name in identity.missing(self.about) if name != FILES]
         if missing and FILES in identity.missing(self.about):
             text = f"{self.path}: not compared, the checkpoint of an earlier version lacks it: {', '.join(missing)}"
-            print(text, file=sys.stderr, flush=True)
+            to_stderr(text)
         files = [] if missing else identity.other_files(self.about)
         if files:
             text = f"{self.path}: {'; '.join(files)}; what the run reads of it is the same"
-            print(text, file=sys.stderr, flush=True)
+            to_stderr(text)
         if identity.unknown:
             text = f"{self.path}: whether these do the same as before is not known: {', '.join(identity.unknown)}"
-            print(text, file=sys.stderr, flush=True)
+            to_stderr(text)
         other = identity.other_environment(self.about)
         if other:
             text = f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised"
-            print(text, file=sys.stderr, flush=True)
+            to_stderr(text)
             if self.folder is not None:
                 self.folder.note_other(other)
 
