@@ -240,6 +240,7 @@ OTHERS = (
     renamed, exchanged, reordered, class_renamed, classes_exchanged, category_renamed, scaled, with_unit, separated,
     headless, cell_edited, weight_edited, row_removed, row_added, rows_exchanged, other_role, kept,
 )  # fmt: skip
+MAY_BE_EQUAL = rows_exchanged.__name__  # in the order that the seed draws for each class, once in some thousands
 SAME = (packed, other_ends, in_quotes, marked, moved, more_digits, note_edited, numeric_anyway)
 
 
@@ -298,8 +299,8 @@ def test_only_the_same_table_resumes_a_run(tmp_path: Path, block: int) -> None:
         except GradloomError as error:
             assert not is_same, (number, what, error)
             continue
-        assert (found == []) == is_same, (number, what, found)
-        if is_same:
+        assert (found == []) == is_same or MAY_BE_EQUAL in what, (number, what, found)
+        if not found:
             assert weights(loop) == trained[number // 10], (number, what)
 
 
@@ -315,8 +316,9 @@ def test_by_the_command(tmp_path: Path, capsys: Any, number: int) -> None:
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     code = main(["fit", str(second.write(tmp_path)), "--out", str(out), "--resume", *_options(second)])
     err = capsys.readouterr().err
-    assert code == (0 if is_same else 2) and "Traceback" not in err, (number, what, err)
-    if not is_same:
+    is_same |= what.startswith(kept.__name__)  # an option that is not given is that of the run
+    assert "Traceback" not in err and (code == (0 if is_same else 2) or MAY_BE_EQUAL in what), (number, what, err)
+    if code:
         assert err.splitlines()[-1].startswith("gradloom: "), (number, what, err)
         assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
         return

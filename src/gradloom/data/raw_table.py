@@ -61,10 +61,10 @@ class RawTable:
     array: str = ""  # of a file of arrays: that of the rows, and that of its test rows
     test_array: str = ""
 
-    def kept(self) -> np.ndarray:
-        """The places in the file of the rows that are left, i64 [rows]."""
+    def places(self, rows: np.ndarray) -> np.ndarray:
+        """Which rows of the file these rows are."""
         picked = self.x.picked if isinstance(self.x, Columns) else self.picked
-        return np.arange(len(self.y)) if picked is None else picked
+        return rows if picked is None else picked[rows]
 
     def names_of(self) -> list[str]:
         """The names of the columns."""

@@ -162,9 +162,8 @@ def read_table(
     order: np.ndarray = np.concatenate([rows, val_rows, held], dtype=number)
     known = known.astype(number)
     rows, val_rows, held = np.split(order, [len(rows), len(rows) + len(val_rows)])
-    kept = raw.kept()
     for part_of, use in ((rows, VAL if in_fit else TRAIN), (val_rows, VAL), (held, TEST), (known, TRAIN)):
-        uses.uses[kept[part_of]] = use
+        uses.uses[raw.places(part_of)] = use
     scales = None if task == "classification" else _scales(raw, y, known)
     known.sort()
     raw.y = y
