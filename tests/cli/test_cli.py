@@ -57,6 +57,11 @@ def test_version_and_module():
         (["fit", "x.csv", "--seed", "-1"], "gradloom: --seed -1: need a whole number of at least 0"),
         (["fit", "x.csv", "--val-split", "1"], "gradloom: --val-split 1: need a number of at least 0 and below 1"),
         (["fit", "x.csv", "--hidden", "64,x"], "gradloom: --hidden 64,x: need whole numbers of at least 1, such as 64"),
+        (
+            ["fit", "x.csv", "--hidden", "999999999999"],
+            "gradloom: --hidden 999999999999: need whole numbers of at least 1, such as 64,64, below 2**31",
+        ),
+        (["fit", "x.csv", "--hidden", f"64,{10**30}"], "gradloom: --hidden 64,10000"),
         (["fit", "x.csv", "--hidden", "0"], "gradloom: --hidden 0: need whole numbers of at least 1, such as 64,64"),
         (
             ["fit", "x.csv", "--optimizer", "lino"],

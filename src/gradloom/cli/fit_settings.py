@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
 
 Width = Annotated[int, Limit("a width", (("ge", 1), ("le", (1 << 31) - 1)))]
-Widths = Annotated[list[Width], Limit("whole numbers of at least 1, such as 64,64, below 2^31; or nothing: no layer")]
+Widths = Annotated[list[Width], Limit("whole numbers of at least 1, such as 64,64, below 2**31; or nothing: no layer")]
 
 
 @dataclass(frozen=True)
