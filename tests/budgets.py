@@ -1,7 +1,7 @@
 """CPU time of the tests by package: the folders of tests/. `pytest` without paths fails when one exceeds its budget.
 
-CPU time, of the tests and of the processes that they start, depends little on other work on the machine. A budget is
-about twice the time on two cores of an AMD EPYC (Zen 4): a new test that costs minutes is noticed, a slower machine is not.
+CPU time of the tests and of the processes that they start, which depends little on other work on the machine. A budget
+is about twice the time on two cores of an AMD EPYC (Zen 4): a test of minutes exceeds it, a slower machine does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _cpu_seconds() -> float:
 
 
 class Budgets:
-    """Adds up the CPU time of each test in the process that runs it; pytest-xdist hands the reports to its controller."""
+    """Adds up the CPU time of each test in the process that runs it; the controller of pytest-xdist gets the reports."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.enforced = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword

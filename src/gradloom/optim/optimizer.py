@@ -98,6 +98,9 @@ class Optimizer(UpdateRule):
         super().__init__({name: values[name] for name, default in self.declared.items() if type(default) is float})
         self.arguments, self.no_decay = given, no_decay
         self.state: OptimizerState | None = None
+        decayed = [one for one in groups if isinstance(one, Mapping) and "weight_decay" in one]
+        if no_decay and "weight_decay" in self.without and not decayed:
+            raise SettingError(f"{who}: no_decay={no_decay!r} requires a weight_decay")
         if groups or no_decay:
             self.placing = Groups(self, given, groups, no_decay)
         self.groups = tuple(group.rule for group in self.placing.stated) if self.placing else ()

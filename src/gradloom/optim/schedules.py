@@ -9,6 +9,7 @@ good. `value` is the highest rate; `warmup` steps before it is reached grow line
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -181,6 +182,14 @@ class Plateau(Warming):
     def recall(self, memory: Memory, step: int, epoch: int) -> float:
         """The rate of a step, with what was seen so far."""
         return memory["rate"] * ((step + 1) / self.warmup if step < self.warmup else 1.0)
+
+
+def check_warmup(settings: Mapping[str, Any], steps: int) -> None:
+    """SettingError for a schedule whose warm-up does not end in a training of this number of steps: its value would
+    never be reached. settings: of an optimiser, by name."""
+    for name, value in settings.items():
+        if isinstance(value, Warming) and 0 < steps <= value.warmup - 1:
+            raise SettingError(f"{name}: warmup={value.warmup} exceeds the {steps} steps of the training")
 
 
 if not TYPE_CHECKING:

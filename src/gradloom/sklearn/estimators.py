@@ -190,6 +190,8 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
 
     def _check_metric(self, split: float, patience: int, task: str) -> None:
         metric, known = self.metric, SCORES[task]
+        if self.patience and not split:
+            raise SettingError(f"patience={self.patience!r} requires validation rows: folds or val_split above 0")
         if metric is not None and metric not in known:
             raise SettingError(f"metric={metric!r}: need one of {', '.join(known)} for a {task}")
         if metric is not None and not (split and patience):

@@ -21,6 +21,7 @@ from ..data.loader import DataLoader
 from ..data.table_columns import is_table
 from ..nn.ensemble import Ensemble
 from ..optim.optimizer import Optimizer
+from ..optim.schedules import check_warmup
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
 from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
@@ -190,11 +191,14 @@ def fit(
                 **options,
             )
         same_settings(ranks, epochs=epochs, val_split=val_split, folds=folds, rows=data.n)
+        steps = epochs * -(-len(train_rows) // batch_size)
+        if saver is None and trainer.optimizer.state is None:  # no later training continues the schedule
+            check_warmup(trainer.optimizer.settings, steps)
         display = Display(trainer.epoch + epochs) if progress and is_root(ranks) else None
         loop = Loop(
             trainer, data, train_rows, val_rows,
-            batch_size=batch_size, micro_batch_size=micro_batch_size, steps=epochs * -(-len(train_rows) // batch_size),
-            seed=seed, val_sets=val_sets, eval_every=eval_every, eval_rows=eval_rows, metrics=metrics,
+            batch_size=batch_size, micro_batch_size=micro_batch_size, steps=steps, seed=seed,
+             val_sets=val_sets, eval_every=eval_every, eval_rows=eval_rows, metrics=metrics,
             callbacks=[*logs, *several(callbacks)], on_epoch=on_epoch, on_progress=on_progress,
             on_train_batch=on_train_batch, on_eval_batch=on_eval_batch, saver=saver,
         )  # fmt: skip

@@ -148,6 +148,7 @@ class Trainer(AttributeHints):
         if ema != (0.0 if state.average is None else state.average.decay):
             state.average = Average(ema) if ema else None
         check_exchange(exchange)
+        self._check_used(loss, communicator, exchange, class_weights)
         if communicator is not None and "backend" in options:
             with Agreement(communicator).own():
                 options["backend"] = device_of_rank(options["backend"], communicator.rank)
@@ -188,6 +189,18 @@ class Trainer(AttributeHints):
         loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", type(self.loss).__name__)
         loss = loss if isinstance(self.model, MarkedGraph) else f"loss {loss}"
         return f"Trainer({model}, {loss}, {self.optimizer!r}, {state.steps} steps done)"
+
+    def _check_used(
+        self, loss: Any, communicator: Communicator | None, exchange: str, class_weights: np.ndarray | None
+    ) -> None:
+        """SettingError for a setting that would have no effect."""
+        for name in ("max_norm", "max_value"):
+            if self.build != "opt" and not math.isinf(getattr(self, name)):
+                raise SettingError(f"Trainer: {name} has no effect with build={self.build!r}; use build='opt'")
+        if communicator is None and exchange != "ordered":
+            raise SettingError(f"Trainer: exchange={exchange!r} requires communicator=")
+        if class_weights is not None and loss in ("mean", "sum"):
+            raise SettingError(f"Trainer: class_weights have no effect on the loss {loss!r}, which reads no labels")
 
     @property
     def claim(self) -> Claim:
