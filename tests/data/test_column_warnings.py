@@ -1,14 +1,11 @@
 """What is said about odd columns and classes; and that ordinary columns are left in peace."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from gradloom.data import read_table
 from gradloom.data.column_warnings import column_warnings, imbalance, repeated_rows
-
-TABULAR = Path(__file__).parents[3] / "shared" / "data" / "tabular"
+from tests.real_data import need
 
 ROWS = 400
 RNG = np.random.default_rng(0)
@@ -129,8 +126,7 @@ def test_rows_that_are_equal_by_themselves(tmp_path, kind):
     assert repeated(tmp_path, [*columns, rng.integers(0, 2, 600)], "classification") == []
 
 
-@pytest.mark.skipif(not TABULAR.exists(), reason="the real tables are not beside the checkout, under shared/data")
 @pytest.mark.parametrize(("name", "fires"), [("iris.csv", False), ("winequality-red.csv", True)])
 def test_real_tables(name, fires):
     """A seventh of the wines is there twice."""
-    assert bool(repeated_rows(read_table(TABULAR / name))) == fires
+    assert bool(repeated_rows(read_table(need(f"tabular/{name}")))) == fires

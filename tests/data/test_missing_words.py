@@ -141,6 +141,7 @@ def test_the_command_saves_the_words(tmp_path, capsys, monkeypatch):
     assert code == 0 and "missing values: 'unknown' in 1 cell, 'n.k.' in 1 cell" in err, err
     assert parse_toml("out/settings.toml")["missing"] == ["unknown", "n.k."]
     assert run(capsys, "predict", "out", "t.csv")[0] == 0 and len(gl.load("out").predict("t.csv")) == ROWS
+    assert "missing 'unknown', 'n.k.'" in gl.load("out").summary()
     code, _, err = run(capsys, "fit", "--out", "out", "--resume", "--missing", "unknown,n.k.,red")
     assert code == 2 and "--missing" in err.splitlines()[-1], err
     assert run(capsys, "fit", "--out", "out", "--resume")[0] == 0

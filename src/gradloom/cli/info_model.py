@@ -48,5 +48,6 @@ def _of_model(model: Model) -> dict[str, Any]:
     ]
     return {
         "task": model.task, "target": model.target, "features": made.inputs, "columns": columns, "shape": made.shape,
-        "classes": model.classes, "metrics": model.metrics, "about": model.about,
+        "missing": made.missing, "encoding": made.encoding, "classes": model.classes, "metrics": model.metrics,
+        "about": model.about,
     }  # fmt: skip

@@ -18,6 +18,7 @@ from ..base.described import LONGEST, Described, parse
 from ..base.errors import DataError, FileError, GradloomError, GraphError, SettingError
 from ..base.html import html_table, html_text
 from ..base.terminal import in_one_line
+from ..data.cell_rules import UTF_8
 from ..data.frames import features_of, told_features, with_encoding
 from ..data.preprocess import Preprocess
 from ..data.raw_table import class_name
@@ -155,6 +156,9 @@ class Model:
             names = ", ".join(c.name if c.kind == "number" else f"{c.name} ({c.kind})" for c in used[:20])
             inputs = f"{len(used)} columns: {names}{', ...' if len(used) > 20 else ''}"
         facts = {"task": f"{self.task} of {self.target}", "inputs": f"{inputs}; {made.inputs:,} features"}
+        if made.missing or made.encoding != UTF_8:
+            words = [f"missing {', '.join(map(repr, made.missing))}"] * bool(made.missing)
+            facts["cells"] = "; ".join([*words, f"encoding {made.encoding}"])
         if self.classes:
             more = ", ..." if len(self.classes) > 20 else ""
             facts["classes"] = f"{len(self.classes)}: {', '.join(self.classes[:20])}{more}"
