@@ -137,7 +137,7 @@ def test_a_file_for_finetune(capsys, tmp_path, language):  # noqa: F811
         ("target = 3", "target = 3: need a text"),
         ("json = 1", "json = 1: need true or false"),
         ("batch-size = 3", "key batch-size is not known; did you mean batch_size?"),
-        ("epoch = 3", "key epoch is not known; did you mean epochs?"),
+        ("epoch = 3", "key epoch is not known; use epochs="),
         ("config = 'a.toml'", "key config is not known; need one of data, target, "),
         ("[hidden]\nwidth = 3", 'hidden = {"width": 3}: need whole numbers of at least 1, such as 64,64'),
         ("[epochs]\nn = 3", 'epochs = {"n": 3}: need a whole number of at least 1'),
@@ -208,7 +208,7 @@ class Sample:
     "text, says",
     [
         ("[[groups]]\nmatch = '*.bias'\nlr = -1", "groups[0].lr = -1: need a finite number above 0"),
-        ("[[groups]]\nmatch = 'a'\n[[groups]]\nmatch = 'b'\nrate = 1", "groups[1]: key rate is not known; need one of"),
+        ("[[groups]]\nmatch = 'a'\n[[groups]]\nmatch = 'b'\nrate = 1", "groups[1]: key rate is not known; use lr"),
         ("[[groups]]\nlr = 1", "groups[0]: key match is missing; need a text"),
         ("groups = [3]", "groups[0] = 3: need a table"),
         ("groups = 3", "groups = 3: need a list, each of it a table"),
