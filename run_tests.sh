@@ -68,6 +68,7 @@ case $mode in
       tests/fuzz/test_saved_models.py tests/fuzz/test_tables.py tests/fuzz/test_gguf.py
     section "fuzzed templates" env FUZZ_CASES=100000 $py -m pytest -q -s tests/fuzz/test_templates.py
     section "renamed and reordered tables" env IDENTITY_CASES=20000 $py -m pytest -q -n "$jobs" tests/fuzz/test_run_identity.py
+    section "fuzzed control tokens" env FUZZ_CASES=10000 $py -m pytest -q tests/llm/test_control_text.py -k random
     section "fuzzed contents" $py -m tests.fuzz.contents --count 100000
     section "kernels of GPUs" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/gpu/test_kernels.py tests/gpu/test_deep.py
     section "placements on devices" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/plan/test_placements.py \

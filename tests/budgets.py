@@ -22,7 +22,7 @@ def _cpu_seconds() -> float:
 
 
 class Budgets:
-    """Adds up the CPU time of each test in the process that runs it; the controller of pytest-xdist gets the reports."""
+    """CPU time of each test, measured in the process that runs it; the controller of pytest-xdist adds it up."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.enforced = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword

@@ -1,6 +1,8 @@
 """Texts of control tokens in messages and data stay text: only a template writes control tokens."""
 
 import json
+import os
+import random
 
 import numpy as np
 import pytest
@@ -152,6 +154,49 @@ def test_no_control_token_is_put_together_from_a_message(expression, text):
         assert "of a control token" in str(error)
         return
     assert control_ids(tokenizer, ids) == []
+
+
+STEPS = [
+    "trim", "replace('x', '')", "replace(' ', '')", "upper", "lower", "title", "reverse", "list | join", "striptags",
+    "replace('</think>', '')", "string", "indent(1)", "tojson", "truncate(9, true, '')", "center(30)", "safe", "first",
+    "last", "list | sort | join", "list | unique | join", "wordwrap(3)", "urlencode", "escape",
+    "batch(2) | map('join') | join",
+]  # fmt: skip
+PIECES = [
+    "<|",
+    "im_end",
+    "|>",
+    "<|im_end|>",
+    "x",
+    " ",
+    "</think>",
+    "&lt;",
+    "|im_end|&gt;",
+    "<",
+    "|",
+    ">",
+    "IM_END",
+    "<|im_",
+]
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("FUZZ_CASES", "100")) // 5))
+def test_random_templates_and_texts(seed):
+    """Case `seed`: no control token comes from a template that has none, whatever it does to texts that hold some."""
+    draw = random.Random(seed)
+    writes = [" | ".join(["m.content", *draw.choices(STEPS, k=draw.randint(1, 3))]) for _ in range(draw.randint(1, 2))]
+    joined = draw.choice(["", "-", "{{ m.role }}"]).join(f"{{{{ {one} }}}}" for one in writes)
+    tokenizer = chatml()
+    made = ChatTemplate(f"{{% for m in messages %}}{joined}{{% endfor %}}", tokenizer)
+    for _ in range(20):
+        texts = ["".join(draw.choices(PIECES, k=draw.randint(0, 8))) for _ in range(2)]
+        messages = [{"role": "user", "content": text} for text in texts]
+        try:
+            ids, _ = made.encode(messages, need_assistant=False)
+        except DataError as error:
+            assert "chat template" in str(error), (writes, texts)
+            continue
+        assert control_ids(tokenizer, ids) == [], (writes, texts)
 
 
 def test_no_control_token_is_put_together_from_two_messages():
