@@ -68,6 +68,8 @@ case $mode in
       tests/fuzz/test_saved_models.py tests/fuzz/test_tables.py tests/fuzz/test_gguf.py
     section "fuzzed templates" env FUZZ_CASES=100000 $py -m pytest -q -s tests/fuzz/test_templates.py
     section "fuzzed contents" $py -m tests.fuzz.contents --count 100000
+    section "fuzzed checkpoints" $py -m tests.fuzz.checkpoints --count 100000
+    section "fuzzed folders of runs" $py -m tests.fuzz.run_folders --count 20000
     section "kernels of GPUs" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/gpu/test_kernels.py tests/gpu/test_deep.py
     section "placements on devices" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/plan/test_placements.py \
       tests/gpu/test_scheduled.py
