@@ -85,6 +85,7 @@ def test_a_run_that_is_killed_as_it_replaces_an_older_one(capsys, tmp_path):
 def test_a_link_in_the_folder_is_refused(capsys, tmp_path, name):
     """Before a step, and nothing is changed; the folder itself may be a link."""
     linked(tmp_path / "out", tmp_path / "store", name)
+    capsys.readouterr()
     before = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
     code, _, err = run(capsys, "fit", DIGITS, "--epochs", 1, "--out", tmp_path / "out", "--overwrite")
     assert code == 2 and f"{tmp_path / 'out' / name}: is a symbolic link" in err and err.count("\n") == 1, err
