@@ -70,6 +70,8 @@ case $mode in
     section "renamed and reordered tables" env IDENTITY_CASES=20000 $py -m pytest -q -n "$jobs" tests/fuzz/test_run_identity.py
     section "fuzzed control tokens" env FUZZ_CASES=10000 $py -m pytest -q tests/llm/test_control_text.py -k random
     section "fuzzed contents" $py -m tests.fuzz.contents --count 100000
+    section "fuzzed checkpoints" $py -m tests.fuzz.checkpoints --count 100000
+    section "fuzzed folders of runs" $py -m tests.fuzz.run_folders --count 20000
     section "kernels of GPUs" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/gpu/test_kernels.py tests/gpu/test_deep.py
     section "placements on devices" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/plan/test_placements.py \
       tests/gpu/test_scheduled.py

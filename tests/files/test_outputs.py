@@ -77,20 +77,37 @@ def test_all_or_none(tmp_path):
 
 
 def test_links_and_other_folders(tmp_path):
-    """A link stays; what is written elsewhere is a change of its own."""
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "a").write_text("0")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "a").symlink_to(tmp_path / "real" / "a")
+    """The folder may be a link; a file in it may not, and nothing is changed then. What is written elsewhere is a
+    change of its own."""
+    for name in ("real", "out"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text("0")
     (tmp_path / "link").symlink_to(tmp_path / "out")
     with together(tmp_path / "link"):
         for name in ("link/a", "out/b", "real/c"):
             with atomic_write(tmp_path / name) as file:
                 file.write(b"1")
         assert not (tmp_path / "out" / "b").exists() and (tmp_path / "real" / "c").read_text() == "1"
-        assert (tmp_path / "real" / "a").read_text() == "0"
-    assert (tmp_path / "out" / "a").is_symlink() and read(tmp_path / "link", "ab") == ["1", "1"]
+    assert read(tmp_path / "link", "ab") == ["1", "1"]
+    (tmp_path / "out" / "a").unlink()
+    (tmp_path / "out" / "a").symlink_to(tmp_path / "real" / "a")
+    with pytest.raises(FileError, match="a: is a symbolic link"), together(tmp_path / "link"):
+        for name in "ba":
+            with atomic_write(tmp_path / "out" / name) as file:
+                file.write(b"2")
     assert sorted(os.listdir(tmp_path / "out")) == ["a", "b"] and sorted(os.listdir(tmp_path / "real")) == ["a", "c"]
+    assert (tmp_path / "out" / "b").read_text() == "1" and (tmp_path / "real" / "a").read_text() == "0"
+
+
+def test_a_link_that_appears_before_the_moves_is_replaced(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    with together(tmp_path / "out"):
+        for name in "ab":
+            with atomic_write(tmp_path / "out" / name) as file:
+                file.write(b"1")
+        (tmp_path / "out" / "a").symlink_to("../mine")
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "out" / "a").is_symlink()
+    assert read(tmp_path / "out", "ab") == ["1", "1"]
 
 
 # For each k: a child ends without a word before the k-th call that changes the folder, until one comes through.
@@ -127,15 +144,11 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("kind", ["read", "locked", "linked"])
+@pytest.mark.parametrize("kind", ["read", "locked"])
 def test_a_process_that_ends_at_any_moment(tmp_path, kind):
-    """Old or new in all files, for a reader that may finish the change and for one that may not. linked: two of them
-    are files of other names elsewhere, where other runs remove what killed runs have left."""
-    store, tmp_path = tmp_path / "store", tmp_path / "out"
-    for folder in (store, tmp_path):
-        folder.mkdir()
-    for name in "ab" if kind == "linked" else "":
-        (tmp_path / name).symlink_to(f"../store/{name}.longer")
+    """Old or new in all files, for a reader that may finish the change and for one that may not."""
+    tmp_path = tmp_path / "out"
+    tmp_path.mkdir()
     write(tmp_path, "0")
     job = python(CUT_OFF, tmp_path, stdin=subprocess.PIPE, stderr=None)
     before, outcomes, k, locked = "0", set(), 0, kind == "locked"
@@ -145,9 +158,6 @@ def test_a_process_that_ends_at_any_moment(tmp_path, kind):
         job.stdin.flush()
         code = int(job.stdout.readline())
         pending = (tmp_path / ".gradloom.commit").exists()
-        for where, is_folder in ((store, True), (store / "a.longer", False)):
-            with claim(where, is_folder):
-                pass
         if locked:  # another run has the folder: the change stays as it is, and is read through
             holder = os.open(tmp_path / ".gradloom.lock", os.O_RDWR | os.O_CREAT)
             fcntl.flock(holder, fcntl.LOCK_EX)
@@ -167,7 +177,6 @@ def test_a_process_that_ends_at_any_moment(tmp_path, kind):
     with claim(tmp_path, is_folder=True):
         assert sorted(os.listdir(tmp_path)) == [".gradloom.lock", *NAMES]
     assert sorted(os.listdir(tmp_path)) == [*NAMES] and read(tmp_path) == [str(k)] * 3
-    assert sorted(os.listdir(store)) == (["a.longer", "b.longer"] if kind == "linked" else [])
 
 
 SAVES = """

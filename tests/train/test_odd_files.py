@@ -15,8 +15,8 @@ import pytest
 
 import gradloom as gl
 from gradloom import nn
-from gradloom.train.log_files import read_metrics
-from gradloom.train.run_folder import read_run, runs_in
+from gradloom.train.log_files import CsvFile, Lines, read_metrics
+from gradloom.train.run_folder import RunFolder, read_run, runs_in
 from tests import processes
 from tests.train.test_run_folder import content, trained, value_in
 
@@ -46,14 +46,22 @@ def circular(path: Path) -> None:
     path.symlink_to(path.name)
 
 
+def elsewhere(path: Path) -> None:
+    """To a file or a folder of the same name, which could be used."""
+    away = path.parents[1 if path.parent.name == "a" else 2] / "away" / path.name
+    away.parent.mkdir()
+    away.mkdir() if path.name in FOLDERS else away.write_text("theirs")
+    path.symlink_to(away)
+
+
 def a_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(os.path.relpath(path))  # a path of at most 108 bytes
 
 
 ODD: dict[Callable[[Path], None], str] = {
-    pipe: "a named pipe", folder: "a folder", device: "a device", dangling: "a symbolic link that leads nowhere",
-    circular: "a symbolic link that leads in a circle", a_socket: "a socket",
+    pipe: "a named pipe", folder: "a folder", device: "a symbolic link", dangling: "a symbolic link",
+    circular: "a symbolic link", elsewhere: "a symbolic link", a_socket: "a socket",
 }  # fmt: skip
 
 
@@ -90,8 +98,6 @@ def test_is_refused_before_a_step(tmp_path, monkeypatch, name, make):
     put(make, tmp_path / "a" / name)
     before = content(tmp_path)
     what = f"is {ODD[make]}, where a {'folder' if name in FOLDERS else 'file'} of the run has to be; need it removed"
-    if name.startswith(".gradloom") and make in (device, dangling, circular):
-        what = "is a symbolic link, where a folder of the run has to be; need it removed"
     for how in HOWS:
         with pytest.raises(gl.FileError) as caught:
             fit(tmp_path / "a", **how)
@@ -124,13 +130,49 @@ def test_files_that_may_not_be_read(name):
     assert (job.returncode, out.splitlines(), err) == (0, [wanted] * 3, "")
 
 
-def test_links_to_files_and_folders_will_do(tmp_path):
+def test_the_folder_of_a_run_may_be_a_link(tmp_path):
     trained(tmp_path / "a", 1, "interrupted")
+    (tmp_path / "b").symlink_to("a")
+    assert trained(tmp_path / "b", 1, resume=True) == []
+    assert value_in(tmp_path / "a") == [1, 6] and (tmp_path / "b").is_symlink()
+
+
+def test_a_link_that_appears_while_a_run_lives(tmp_path):
+    """Nothing is written through it: a checkpoint is not saved, a line not written, which is said."""
+    away = tmp_path / "away"
+    trained(away, 1, "interrupted")
+    before, told = content(away), []
+    run = RunFolder(tmp_path / "a", "fit", tell=told.append)
+    run.appended.append("metrics.jsonl")
+    run.path("run.json")
+    for name in ("run.json", "metrics.jsonl"):
+        (tmp_path / "a" / name).unlink()
     for name in ("run.json", "metrics.jsonl", "checkpoints"):
-        (tmp_path / "a" / name).rename(tmp_path / name)
-        (tmp_path / "a" / name).symlink_to(tmp_path / name)
-    assert trained(tmp_path / "a", 1, resume=True) == []
-    assert value_in(tmp_path / "a") == [1, 6] and (tmp_path / "a" / "checkpoints").is_symlink()
+        (tmp_path / "a" / name).symlink_to(away / name)
+    run.checkpoints.save(7, {"model.w": np.ones(3)}, {})
+    run.checkpoints.wait()
+    with pytest.raises(gl.FileError, match=r"metrics\.jsonl: is a symbolic link"):
+        Lines([]).add(run.path("metrics.jsonl").parent, {"loss": 1.0})
+    run.end("finished")
+    assert content(away) == before
+    assert any("step 7 was not saved" in line and "checkpoints: is a symbolic link" in line for line in told), told
+    assert any("run.json cannot be written" in line for line in told), told
+
+
+def test_a_log_that_has_a_name_elsewhere_is_copied(tmp_path):
+    """As `cp -al` makes it: lines go into the folder's file alone."""
+    trained(tmp_path / "a", 1, "interrupted")
+    (tmp_path / "theirs").write_bytes(b'{"loss": 1.0}\n')
+    for name in ("metrics.jsonl", "metrics.csv"):
+        (tmp_path / "a" / name).unlink(missing_ok=True)
+        os.link(tmp_path / "theirs", tmp_path / "a" / name)
+    lines = Lines([CsvFile()])
+    lines.size = 14
+    lines.add(tmp_path / "a", {"loss": 2.0})
+    lines.close()
+    assert (tmp_path / "theirs").read_bytes() == b'{"loss": 1.0}\n'
+    assert [line["loss"] for line in read_metrics(tmp_path / "a")] == [1.0, 2.0]
+    assert (tmp_path / "a" / "metrics.csv").read_text().split() == ["loss", "1.0", "2.0"]
 
 
 def test_nothing_waits_for_a_pipe(tmp_path):
@@ -179,7 +221,7 @@ def test_an_overwrite_keeps_them_until_there_is_something_better(tmp_path):
     before = content(run)
     with pytest.raises(gl.FileError, match="step 3. without its manifest"):
         fit(run, resume=True)
-    gl.train.run_folder.RunFolder(run, "fit", overwrite=True).end("interrupted")
+    RunFolder(run, "fit", overwrite=True).end("interrupted")
     assert content(run) == before
 
 

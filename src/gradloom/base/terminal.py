@@ -18,8 +18,10 @@ def printable(text: str) -> str:
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def in_one_line(text: str) -> str:
-    """printable, with escapes in place of tabs and line feeds, too."""
+def in_one_line(text: str, most: int | None = None) -> str:
+    """printable, with escapes in place of tabs and line feeds, too. most: characters of the text that stay."""
+    if most is not None and len(text) > most:
+        text = f"{text[: most - 3]}..."
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 

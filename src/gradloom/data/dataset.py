@@ -17,6 +17,7 @@ from ..base.arguments import what_is
 from ..base.arrays import as_array, check_whole, odd_object, uneven
 from ..base.errors import DataError, DTypeError, IndexOutOfRange, SettingError, ShapeError
 from ..base.habits import AttributeHints, KeywordHints
+from ..base.schema import shown
 
 _DATA = ("uint8", "int8", "int32", "int64", "float32", "float64", "float16")
 IGNORED = -100  # the label id of a row that counts for nothing
@@ -190,9 +191,10 @@ class Dataset(KeywordHints, AttributeHints):
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Take back what `state` gave; DataError for the order of another data set."""
-        order = np.asarray(values.get("order"))
-        if order.dtype != np.int64 or not np.array_equal(np.sort(order), np.arange(self.shards)):
-            seen = f"{order.dtype}{list(order.shape)}"
+        order = values.get("order")
+        is_order = isinstance(order, np.ndarray) and order.dtype == np.int64 and order.shape == (self.shards,)
+        if order is None or not is_order or not np.array_equal(np.sort(order), np.arange(self.shards)):
+            seen = shown(order)
             raise DataError(f"load: order of a data set: {seen}; need each of {self.shards} shards once, i64")
         self._order = order.copy()
 

@@ -15,6 +15,7 @@ from ..base import locks
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError
 from ..base.habits import KeywordHints
+from ..base.schema import MOST, either, flag, optional, table, whole
 from .dataset import Batch, Dataset, generator
 
 _GATHERED = 1 << 18  # bytes of small batches that are gathered at a time: half of a common second-level cache
@@ -95,6 +96,8 @@ class DataLoader(KeywordHints):
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Take back what `state` gave: the next iteration goes on inside its epoch. DataError for another loader's."""
+        schema = dict.fromkeys(self._settings(), either(flag, optional(whole(-MOST))))
+        table({**schema, "epoch": whole(), "batches": whole(0, len(self))})(values, "load: data loader")
         differ = [
             f"{name}={mine!r}, in the state {values.get(name)!r}"
             for name, mine in self._settings().items()

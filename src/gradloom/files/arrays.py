@@ -6,10 +6,11 @@ dtype, shape and bytes. A truncated or corrupted file is a FileError, whatever i
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,29 @@ def save_arrays(
 ) -> None:
     """Write named arrays, and a mapping of texts, into one .safetensors or .gguf file; whole or not at all."""
     kind = _kind(path)
-    allowed = _SAFETENSORS if kind == ".safetensors" else _GGUF
+    ready = _ready(path, arrays, _SAFETENSORS if kind == ".safetensors" else _GGUF, kind)
+    texts = dict(metadata or {})
+    for key, text in texts.items():
+        if not isinstance(key, str) or not key or not isinstance(text, str):
+            raise FileError(f"{path}: metadata {key!r} is {type(text).__name__}; need texts")
+    if kind == ".gguf":
+        _save_gguf(path, ready, texts)
+        return
+    size, pieces = _safetensors(path, ready, texts)
+    with atomic_path(path, size) as part, open(part, "wb") as file:
+        for piece in pieces:
+            file.write(piece)
+
+
+def safetensors_of(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> tuple[int, Iterator[Any]]:
+    """(size, pieces) of the .safetensors file of these arrays: what save_arrays writes. path: for messages."""
+    return _safetensors(path, _ready(path, arrays, _SAFETENSORS, ".safetensors"), {})
+
+
+def _ready(
+    path: str | os.PathLike[str], arrays: Mapping[str, Any], allowed: Collection[str], kind: str
+) -> dict[str, np.ndarray]:
+    """The arrays, little-endian and dense; FileError for names and dtypes that a file of this kind cannot hold."""
     ready: dict[str, np.ndarray] = {}
     for name, value in arrays.items():
         if not isinstance(name, str) or not name:
@@ -49,13 +72,8 @@ def save_arrays(
         array = as_array(name, value)
         if array.dtype.name not in allowed:
             raise FileError(f"{path}: array {name!r} is {array.dtype}; a {kind} file holds {' '.join(allowed)}")
-        # little-endian and dense, as in the file
         ready[name] = np.require(array, dtype=array.dtype.newbyteorder("<"), requirements="C").reshape(array.shape)
-    texts = dict(metadata or {})
-    for key, text in texts.items():
-        if not isinstance(key, str) or not key or not isinstance(text, str):
-            raise FileError(f"{path}: metadata {key!r} is {type(text).__name__}; need texts")
-    (_save_safetensors if kind == ".safetensors" else _save_gguf)(path, ready, texts)
+    return ready
 
 
 def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -112,8 +130,10 @@ def _check_file(path: str | os.PathLike[str]) -> int:
     return size
 
 
-def _save_safetensors(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """The bytes that the safetensors package would write; it goes through a temporary file of its own beside ours."""
+def _safetensors(
+    path: str | os.PathLike[str], arrays: dict[str, np.ndarray], metadata: dict[str, str]
+) -> tuple[int, Iterator[Any]]:
+    """(size, pieces) of the file, as the safetensors package would write it."""
     if "__metadata__" in arrays:
         raise FileError(f"{path}: array name '__metadata__' is taken by the format; need another name")
     order = list(_SAFETENSORS)
@@ -135,10 +155,8 @@ def _save_safetensors(path: str | os.PathLike[str], arrays: dict[str, np.ndarray
     except UnicodeEncodeError as error:
         raise FileError(f"{path}: the name {error.object[error.start :]!r:.60} is no text of UTF-8") from None
     text += b" " * (-len(text) % 8)
-    with atomic_path(path, 8 + len(text) + end) as part, open(part, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for name in names:
-            file.write(arrays[name].reshape(-1).view(np.uint8).data)
+    pieces = (arrays[name].reshape(-1).view(np.uint8).data for name in names)
+    return 8 + len(text) + end, itertools.chain([struct.pack("<Q", len(text)) + text], pieces)
 
 
 def _load_safetensors(

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import re
-import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -22,21 +21,22 @@ from typing import BinaryIO, TypeVar
 from ..base.errors import FileError
 from .commit import (
     COMMIT,
-    LINKED,
-    PART,
     commit,
     discard,
     is_part_of,
     is_void,
     make_part,
+    make_part_inside,
     mode_for,
+    mode_of_new,
     moves_of,
     real,
     resume,
     sync,
 )
-from .lock import PATIENCE, is_lock_of_file, lock_file, locked, remove_left_lock, renew, try_lock
-from .targets import check_target, is_stream, need_readable, open_file_of, reason_of
+from .inside import Folder, opened, opened_if_there
+from .lock import PATIENCE, is_lock_of_file, locked, remove_left_lock, renew, try_lock
+from .targets import check_entry, check_target, is_stream, need_readable, open_file_of, reason_of
 
 T = TypeVar("T")
 _READS = 100  # of files that change while they are read
@@ -65,17 +65,19 @@ def atomic_path(path: str | os.PathLike[str], needed_bytes: int | None = None) -
     Whatever goes wrong in the block (a full disk, Ctrl-C), the temporary file is removed and `path` stays as it was.
     An OSError becomes a FileError; so does a `path` that is no regular file (a device, a named pipe), which stays.
     """
-    target = real(path)  # through a symbolic link: the link stays
-    renew(path, target, False)
-    check_target(path)
     change = _change.get()
     if change is not None and real(Path(path).parent) != change.folder:
         change = None
+    # Outside of `together` a symbolic link is followed, and stays: it is the path that the user has chosen.
+    target = real(path) if change is None else change.folder / Path(path).name
+    renew(path, target, False)
     if change is None:
+        check_target(path)
         _finish_around(path, target)
+    else:
+        check_entry(path)
     try:
-        through_link = change is not None and change.folder != target.parent
-        handle, part = make_part(target, change.folder if change is not None and through_link else None)
+        handle, part = make_part(target)
     except OSError as error:
         raise FileError(f"{path}: cannot be written: {reason_of(error)}{_hint(error)}") from None
     keep = False
@@ -90,12 +92,56 @@ def atomic_path(path: str | os.PathLike[str], needed_bytes: int | None = None) -
             os.replace(part, target)
             sync(target.parent)
     except OSError as error:
-        need = "" if needed_bytes is None else f" ({needed_bytes} bytes needed)"
-        kept = "the file of that name is as it was" if target.exists() else "no part of it is left behind"
-        raise FileError(f"{path}: cannot be written{need}: {reason_of(error)}; {kept}{_hint(error)}") from None
+        raise _unwritten(path, needed_bytes, error, target.exists()) from None
     finally:
         if not keep:
             discard(part, handle)
+
+
+def _unwritten(path: str | os.PathLike[str], needed_bytes: int | None, error: OSError, was_there: bool) -> FileError:
+    need = "" if needed_bytes is None else f" ({needed_bytes} bytes needed)"
+    kept = "the file of that name is as it was" if was_there else "no part of it is left behind"
+    return FileError(f"{path}: cannot be written{need}: {reason_of(error)}; {kept}{_hint(error)}")
+
+
+@contextlib.contextmanager
+def atomic_inside(folder: Folder, name: str, needed_bytes: int | None = None) -> Iterator[BinaryIO]:
+    """Yield a binary file to write, which becomes an entry of an open folder when the block ends well.
+
+    Whatever goes wrong in the block, the entry stays as it was. An OSError becomes a FileError; so does an entry that
+    is no regular file: a link is not followed.
+    """
+    path = folder.path / name
+    part: tuple[int, str] | None = None
+    was_there = False
+    try:
+        old = folder.check(name)
+        was_there = old is not None
+        part = make_part_inside(folder, name)
+        with open(part[0], "wb", closefd=False) as file:
+            yield file
+        os.fsync(part[0])
+        folder.chmod(part[0], part[1], mode_of_new() if old is None else old.st_mode & 0o777)
+        folder.replace(part[1], name)
+        folder.sync()
+    except OSError as error:
+        raise _unwritten(path, needed_bytes, error, was_there) from None
+    finally:
+        if part is not None:
+            with contextlib.suppress(OSError):
+                folder.unlink(part[1])  # gone, where it has become the entry
+            with contextlib.suppress(OSError):
+                os.close(part[0])
+
+
+def write_inside(path: Path, data: bytes) -> None:
+    """Write a file into the folder of a run, or one of its folders, as atomic_inside does."""
+    try:
+        folder = opened(path.parent)
+    except OSError as error:
+        raise _unwritten(path, None, error, False) from None
+    with folder, atomic_inside(folder, path.name) as file:
+        file.write(data)
 
 
 @contextlib.contextmanager
@@ -147,12 +193,12 @@ def claim(
     path: str | os.PathLike[str], is_folder: bool, names: Sequence[str] = (), again: bool = False
 ) -> Iterator[None]:
     """Inside, no other run writes this file, or this folder; it is for a whole run. names: the files of the folder that
-    the run will write together, which are claimed as well: a link may lead to a file that another run writes. again: a
-    claim of this folder that this process has already will do.
+    the run will write together, which are claimed as well: another run may write one of them alone. again: a claim of
+    this folder that this process has already will do.
 
-    FileError at once when another run is at it, and for a file that cannot be replaced. The folder (of the file) is
-    made where there is none, also when somebody removes it before the end. Temporary files of writers that were killed
-    are removed.
+    FileError at once when another run is at it, and for a file that cannot be replaced, such as a link in the folder.
+    The folder (of the file) is made where there is none, also when somebody removes it before the end. Temporary files
+    of writers that were killed are removed.
     """
     if not is_folder and Path(path).parent.is_dir():
         check_target(path)
@@ -165,22 +211,17 @@ def claim(
         else:
             held.enter_context(locked(path, place, False))
             _finish_around(path, place)
-            _remove_abandoned(place.parent, PART, place.name)
+            _remove_abandoned(place.parent, place.name)
         yield
 
 
 def _claim_files(folder: Path, names: Sequence[str], held: contextlib.ExitStack) -> None:
     """Lock the files that a run will write in a folder, and make sure that it can."""
-    files: dict[Path, Path] = {}
-    for shown in (folder / name for name in names):
-        check_target(shown)
-        need_readable(shown)
-        target = real(shown)
-        if target in files:
-            raise FileError(f"{shown}: is the same file as {files[target]}; need two files")
-        files[target] = shown
-    for target, shown in sorted(files.items()):
-        held.enter_context(locked(shown, target, False))
+    for name in names:
+        check_entry(folder / name)
+        need_readable(folder / name)
+    for name in sorted(names):
+        held.enter_context(locked(folder / name, real(folder) / name, False))
 
 
 @contextlib.contextmanager
@@ -216,36 +257,35 @@ def _finish_around(path: str | os.PathLike[str], target: Path) -> None:
 
 
 def _remove_left(folder: Path) -> None:
-    """Remove what killed runs have left in a folder, and where its links lead to; under its lock."""
-    _remove_abandoned(folder, PART)
-    names = _names(folder)
-    linked = [real(folder / name) for name in names if os.path.islink(folder / name)]
-    locks = [folder / name for name in names if is_lock_of_file(name)]
-    for path in [*locks, *(lock_file(target, False) for target in linked)]:
+    """Remove what killed runs have left in a folder; under its lock."""
+    _remove_abandoned(folder)
+    for path in [folder / name for name in _names(folder) if is_lock_of_file(name)]:
         remove_left_lock(path)
-    for other in {target.parent for target in linked} - {folder}:
-        _remove_abandoned(other, LINKED, str(folder))
 
 
 def remove_parts(folder: str | os.PathLike[str]) -> None:
-    """Remove the temporary files of writers that were killed, in a folder that nobody else writes into now."""
-    _remove_abandoned(real(folder), PART)
+    """Remove the temporary files of writers that were killed, in a folder that nobody else writes into now. A folder of
+    a run that is a link is left alone."""
+    _remove_abandoned(Path(folder))
 
 
-def _remove_abandoned(folder: Path, word: str, whose: str | None = None) -> None:
+def _remove_abandoned(path: Path, target: str | None = None) -> None:
     """Remove the temporary files of writers that were killed: those that nobody holds locked, and that are no part of a
-    change which is made and not carried out yet."""
-    for part in (folder / name for name in _names(folder) if is_part_of(name, word, whose)):
-        with contextlib.suppress(OSError, FileError):  # a commit file that cannot be read: what it names is not known
-            handle = os.open(part, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
-            try:
-                if not stat.S_ISREG(os.fstat(handle).st_mode) or not try_lock(handle):
-                    continue
-                moves = moves_of(folder) or {}  # its writer, which is gone, makes no commit file any more
-                if part.name not in {move.part for move in moves.values()}:
-                    part.unlink()
-            finally:
-                os.close(handle)
+    change which is made and not carried out yet. target: of this file alone."""
+    with contextlib.suppress(OSError, FileError), opened_if_there(path) as folder:
+        if folder is None:
+            return
+        for name in filter(lambda name: is_part_of(name, target), folder.names()):
+            with contextlib.suppress(OSError, FileError):  # a commit file that cannot be read: its parts are not known
+                handle = folder.open(name, os.O_RDWR)
+                try:
+                    if not try_lock(handle):
+                        continue
+                    moves = moves_of(path) or {}  # its writer, which is gone, makes no commit file any more
+                    if name not in {move.part for move in moves.values()}:
+                        folder.unlink(name)
+                finally:
+                    os.close(handle)
 
 
 def _names(folder: Path) -> list[str]:
@@ -297,7 +337,7 @@ def _current(folder: Path, names: Sequence[str]) -> list[Path]:
     paths = []
     for name in names:
         path = folder / name
-        part = real(path).parent / moves[name].part if name in moves else path
+        part = folder / moves[name].part if name in moves else path
         paths.append(part if part.exists() else path)
     return paths
 

@@ -19,7 +19,6 @@ import json
 import math
 import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,17 +29,20 @@ import numpy as np
 
 from ..base.described import LONGEST, Described, parse_object
 from ..base.errors import DataError, FileError
-from .arrays import load_arrays, save_arrays
-from .atomic import atomic_write
-from .commit import PART, digest
-from .regular import open_regular
+from .arrays import safetensors_of
+from .atomic import atomic_inside
+from .checkpoint_arrays import read_arrays
+from .commit import PART, digest_of
+from .inside import opened, opened_if_there
 from .targets import reason_of
 
 FORMAT = 1
+DEEPEST = 100  # lists, tuples and dicts around a value
 _MANIFEST = re.compile(r"step-(\d{6,})\.json")
 _ARRAYS = re.compile(r"(step-\d{6,})(?:\.\d+)?\.safetensors")
 # every name in a folder of checkpoints, temporary ones included
 OWN_FILES = re.compile(rf"({re.escape(PART)}[a-z0-9_]{{8}}\.)?step-\d{{6,}}(\.json|(\.\d+)?\.safetensors)")
+_DTYPE = re.compile(r"[<>|=]?[biufcmMSUV]\d{1,9}(\[[0-9a-zA-Z]{1,8}\])?|[a-z]\w{2,30}", re.A)
 _PLAIN = ("float32", "float64", "int32", "int64", "int16", "int8", "uint8", "bool", "float16", "bfloat16")
 
 
@@ -80,10 +82,11 @@ class Manifest:
     def is_whole(self) -> bool:
         """Whether the file of arrays is there with its size; its bytes are checked when it is read."""
         try:
-            state = os.stat(self.arrays_path)
-        except OSError:
+            with opened(self.path.parent) as folder:
+                state = folder.check(self.arrays)
+        except (OSError, FileError):
             return False
-        return stat.S_ISREG(state.st_mode) and state.st_size == self.bytes
+        return state is not None and state.st_size == self.bytes
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -119,25 +122,30 @@ def write_checkpoint(
     }  # fmt: skip
     stem = f"step-{step:06d}"
     file, count = f"{stem}.safetensors", 0
-    while os.path.lexists(folder / file):  # of an older checkpoint of this step, which counts until this one is whole
-        count += 1
-        file = f"{stem}.{count}.safetensors"
-    place = folder / file
     try:
-        save_arrays(place, entries.arrays)
-        body["arrays"] = {"file": file, "bytes": place.stat().st_size, "sha256": digest(place)}
-        text = json.dumps({"sha256": _digest_of(body), "checkpoint": body}, separators=(",", ":"))
-        if len(text) > LONGEST:
-            raise DataError(
-                f"{folder / stem}.json: {len(text)} characters of values; need at most {LONGEST}: as arrays"
-            )
-        with atomic_write(folder / f"{stem}.json") as out:
-            out.write(text.encode())
+        with opened(folder) as place:
+            while place.state(file) is not None:  # of an older one of this step, which counts until this one is whole
+                count += 1
+                file = f"{stem}.{count}.safetensors"
+            size, pieces = safetensors_of(folder / file, entries.arrays)
+            seen = hashlib.sha256()
+            with atomic_inside(place, file, size) as out:
+                for piece in pieces:
+                    out.write(piece)
+                    seen.update(piece)
+            body["arrays"] = {"file": file, "bytes": size, "sha256": seen.hexdigest()}
+            text = json.dumps({"sha256": _digest_of(body), "checkpoint": body}, separators=(",", ":"))
+            if len(text) > LONGEST:
+                raise DataError(
+                    f"{folder / stem}.json: {len(text)} characters of values; need at most {LONGEST}: as arrays"
+                )
+            with atomic_inside(place, f"{stem}.json") as out:
+                out.write(text.encode())
     except BaseException as error:
         with contextlib.suppress(OSError, FileError):
             remove_unnamed(folder)
         if isinstance(error, OSError):
-            raise FileError(f"{place}: cannot be written: {reason_of(error)}") from None
+            raise FileError(f"{folder / file}: cannot be written: {reason_of(error)}") from None
         raise
     return folder / f"{stem}.json"
 
@@ -146,9 +154,12 @@ def _digest_of(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _encoded(name: str, value: Any, arrays: dict[str, np.ndarray] | None) -> Any:
-    """A value as JSON; its arrays join `arrays`. name: of the value, for messages and for its arrays."""
+def _encoded(name: str, value: Any, arrays: dict[str, np.ndarray] | None, depth: int = 0) -> Any:
+    """A value as JSON; its arrays join `arrays`. name: of the value, for messages and for its arrays. depth: of the
+    lists, tuples and dicts around it."""
     kind = type(value)
+    if depth > DEEPEST:
+        raise DataError(f"checkpoint: {name:.60} is nested too deeply, or holds itself; need plain values")
     if value is None or kind is bool:
         return value
     if kind is str:
@@ -161,18 +172,15 @@ def _encoded(name: str, value: Any, arrays: dict[str, np.ndarray] | None) -> Any
         return value if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, (np.ndarray, np.generic)) and arrays is not None:
         return _array(name, value, arrays)
-    try:
-        if kind is list:
-            return [_encoded(f"{name}[{i}]", one, arrays) for i, one in enumerate(value)]
-        if kind is tuple:
-            return {"$tuple": [_encoded(f"{name}[{i}]", one, arrays) for i, one in enumerate(value)]}
-        if kind is dict:
-            if all(type(key) is str and not key.startswith("$") and _is_unicode(key) for key in value):
-                return {key: _encoded(f"{name}/{key}", one, arrays) for key, one in value.items()}
-            pairs = [(key, f"{name}/{key}", one) for key, one in value.items()]
-            return {"$dict": [[_encoded(at, key, None), _encoded(at, one, arrays)] for key, at, one in pairs]}
-    except RecursionError:
-        raise DataError(f"checkpoint: {name:.60} is nested too deeply, or holds itself; need plain values") from None
+    if kind is list or kind is tuple:
+        several = [_encoded(f"{name}[{i}]", one, arrays, depth + 1) for i, one in enumerate(value)]
+        return several if kind is list else {"$tuple": several}
+    if kind is dict:
+        if all(type(key) is str and not key.startswith("$") and _is_unicode(key) for key in value):
+            return {key: _encoded(f"{name}/{key}", one, arrays, depth + 1) for key, one in value.items()}
+        pairs = [(key, f"{name}/{key}", one) for key, one in value.items()]
+        coded = [[_encoded(at, key, None, depth + 1), _encoded(at, v, arrays, depth + 1)] for key, at, v in pairs]
+        return {"$dict": coded}
     need = (
         "arrays, numbers, texts, None, and lists, tuples and dicts of these" if arrays is not None else "plain values"
     )
@@ -259,7 +267,7 @@ def read_manifest(path: Path) -> Manifest:
 def _text(path: Path) -> str:
     """The text of a regular file of at most 4 * LONGEST bytes."""
     try:
-        with open_regular(path, "need a manifest") as file:
+        with opened(path.parent) as folder, folder.read(path.name) as file:
             text = file.read(4 * LONGEST + 1)
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
@@ -272,61 +280,77 @@ def _text(path: Path) -> str:
 
 
 def read_checkpoint(manifest: Manifest) -> Saved:
-    """Arrays and values, after size and digest of the arrays were found right; FileError else."""
+    """Arrays and values. The file of arrays is opened once; what is hashed are the bytes that the arrays are made of.
+    FileError unless size and digest are those of the manifest, and the values fit to the arrays."""
     path = manifest.arrays_path
-    if not manifest.is_whole():
-        seen = f"has {path.stat().st_size} bytes" if path.is_file() else "is not there"
-        raise FileError(f"{path}: {seen}; {manifest.path.name} says {manifest.bytes} bytes")
     try:
-        same = digest(path) == manifest.sha256
+        with opened(path.parent) as folder, folder.read(path.name) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != manifest.bytes:
+                raise FileError(f"{path}: has {size} bytes; {manifest.path.name} says {manifest.bytes} bytes")
+            try:
+                left, sha256 = read_arrays(file, size)
+            except DataError as error:
+                file.seek(0)
+                if digest_of(file) == manifest.sha256:
+                    raise FileError(f"{path}: is no file of arrays that gradloom has written: {error}") from None
+                sha256 = ""
+    except FileNotFoundError:
+        raise FileError(f"{path}: is not there; {manifest.path.name} says {manifest.bytes} bytes") from None
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
-    if not same:
+    if sha256 != manifest.sha256:
         raise FileError(f"{path}: its bytes are not those that {manifest.path.name} tells (SHA-256)")
-    arrays, _ = load_arrays(path)
-    left = dict(arrays)
     try:
         entries = {name: _decoded(value, left) for name, value in manifest.entries.items()}
         about = {name: _decoded(value, {}) for name, value in manifest.about.items()}
         if left:
             raise DataError(f"array {next(iter(left))!r:.60} has no entry")
-    except (DataError, RecursionError) as error:
+    except DataError as error:
         raise FileError(f"{manifest.path}: does not fit to its arrays: {error}") from None
     return Saved(manifest.step, entries, about, manifest.best, manifest.number, manifest.path)
 
 
-def _decoded(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+def _decoded(value: Any, arrays: dict[str, np.ndarray], depth: int = 0) -> Any:
     """What `_encoded` made of a value; its arrays are taken out of `arrays`."""
+    if depth > 2 * DEEPEST:  # a tuple is an object and a list
+        raise DataError("values are nested too deeply")
     if isinstance(value, list):
-        return [_decoded(one, arrays) for one in value]
+        return [_decoded(one, arrays, depth + 1) for one in value]
     if not isinstance(value, dict):
         return value
     word = next(iter(value), "")
     if not word.startswith("$"):
-        return {key: _decoded(one, arrays) for key, one in value.items()}
+        return {key: _decoded(one, arrays, depth + 1) for key, one in value.items()}
     said = value[word]
     if word in ("$array", "$number") and isinstance(said, str) and said in arrays and value.keys() <= {word, "dtype"}:
         array = _as(arrays.pop(said), value["dtype"]) if "dtype" in value else arrays.pop(said)
-        return array if word == "$array" else array[()]
+        if word == "$array":
+            return array
+        if not array.shape:
+            with contextlib.suppress(ValueError):  # a text of characters that there are not
+                return array[()]
     if len(value) == 1:
         if word == "$float" and said in ("nan", "inf", "-inf"):
             return float(said)
         if word == "$text" and isinstance(said, list) and all(type(c) is int and 0 <= c <= 0x10FFFF for c in said):
             return "".join(map(chr, said))
         if word == "$tuple" and isinstance(said, list):
-            return tuple(_decoded(one, arrays) for one in said)
+            return tuple(_decoded(one, arrays, depth + 1) for one in said)
         if word == "$dict" and isinstance(said, list) and all(isinstance(p, list) and len(p) == 2 for p in said):
             with contextlib.suppress(TypeError):  # a key that is a list
-                return {_decoded(key, {}): _decoded(one, arrays) for key, one in said}
+                made = {_decoded(key, {}, depth + 1): _decoded(one, arrays, depth + 1) for key, one in said}
+                if len(made) == len(said):
+                    return made
     raise DataError(f"{json.dumps(value):.60} is no value of a checkpoint")
 
 
 def _as(stored: np.ndarray, name: Any) -> np.ndarray:
     """The array of another dtype whose bytes are stored: u8[..., itemsize]."""
-    try:
-        kind = np.dtype(getattr(ml_dtypes, name) if name in ml_dtypes.__dict__ else name)
-    except (TypeError, ValueError):
-        kind = None
+    kind = None
+    if isinstance(name, str) and _DTYPE.fullmatch(name):
+        with contextlib.suppress(TypeError, ValueError):
+            kind = np.dtype(getattr(ml_dtypes, name) if name in ml_dtypes.__dict__ else name)
     usable = kind is not None and not kind.hasobject and kind.fields is None and kind.itemsize > 0
     if kind is None or not usable or stored.dtype != np.uint8 or stored.shape[-1:] != (kind.itemsize,):
         raise DataError(f"dtype {name!r:.60} does not fit to {stored.dtype}{list(stored.shape)}")
@@ -344,16 +368,20 @@ def prune(folder: Path, keep: int) -> None:
     listed, _ = manifests(folder)
     listed = [one for one in listed if one.is_whole()]
     best = next((one for one in listed if one.best), None)
-    for one in listed[keep:]:
-        if one is not best:
-            one.path.unlink(missing_ok=True)
+    with opened(folder) as place:
+        for one in listed[keep:]:
+            if one is not best:
+                place.unlink(one.path.name)
     remove_unnamed(folder)
 
 
 def remove_unnamed(folder: Path) -> None:
     """Remove arrays that no manifest names: of a writer that was cut off, or of a checkpoint that was removed."""
-    for name in unnamed(folder):
-        (folder / name).unlink(missing_ok=True)
+    names = unnamed(folder)
+    if names:
+        with opened(folder) as place:
+            for name in names:
+                place.unlink(name)
 
 
 def unnamed(folder: Path) -> dict[str, int]:
@@ -374,8 +402,7 @@ def _names(folder: Path) -> dict[str, int]:
 def listed_names(folder: Path) -> list[str]:
     """The names in a folder, sorted; none where it is not there. FileError where it cannot be read."""
     try:
-        return sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
+        with opened_if_there(folder) as place:
+            return [] if place is None else place.names()
     except OSError as error:
         raise FileError(f"{folder}: cannot be read: {reason_of(error)}") from None

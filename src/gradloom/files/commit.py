@@ -1,9 +1,11 @@
 """A change of several files of a folder: the commit file that makes it, and who carries it out.
 
-The new files lie under temporary names, each beside the file that it replaces: of a symbolic link, beside the file that
-it leads to. A commit file, `.gradloom.commit`, names all the moves. The change is made when that file appears. Then the
-files are moved and the commit file is removed. The commit file holds the checksums of all files: what it names is moved
-only as it was written, and over what it was to replace.
+The new files have temporary names in the same folder. A commit file, `.gradloom.commit`, names all the moves. The
+change is made when that file appears. Then the files are moved and the commit file is removed. The commit file holds
+the checksums of all files: what it names is moved only as it was written, and over what it was to replace.
+
+Entries of the folder that are symbolic links are never followed: to write one is refused (see atomic.together), and a
+move replaces the link itself.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from ..base.errors import FileError
+from .inside import Folder
 from .lock import name_within, try_lock
 from .targets import kind_of, reason_of
 
 COMMIT = ".gradloom.commit"
-# A temporary name: one of these words, eight characters, a dot, and whose it is. It is that of the file which it is to
-# become; where that one is reached through a link, from another folder, it is that folder's alone to remove.
-PART, LINKED = ".gradloom.part.", ".gradloom.linked."
-_PART_NAME = re.compile(rf"({re.escape(PART)}|{re.escape(LINKED)})[a-z0-9_]{{8}}\.(.+)", re.S)
+PART = ".gradloom.part."  # before a temporary name: eight characters, a dot, and the name of the file that it becomes
+_PART_NAME = re.compile(rf"{re.escape(PART)}[a-z0-9_]{{8}}\.(.+)", re.S)
 _COMMIT_BYTES = 1 << 16
 
 
@@ -50,11 +52,10 @@ def real(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path))
 
 
-def make_part(target: Path, linked_from: Path | None = None) -> tuple[int, Path]:
+def make_part(target: Path) -> tuple[int, Path]:
     """(open file, path) of a new temporary file beside the file that it is to become, locked: who finds it unlocked
-    knows that its writer is gone. linked_from: the folder through whose link it is written."""
-    words = (PART, target.name) if linked_from is None else (LINKED, str(linked_from))
-    handle, name = tempfile.mkstemp(prefix=words[0], suffix=f".{_owner(*words)}", dir=target.parent)
+    knows that its writer is gone."""
+    handle, name = tempfile.mkstemp(prefix=PART, suffix=f".{name_within(target.name)}", dir=target.parent)
     try:
         try_lock(handle)
     except BaseException:
@@ -63,14 +64,27 @@ def make_part(target: Path, linked_from: Path | None = None) -> tuple[int, Path]
     return handle, Path(name)
 
 
-def is_part_of(name: str, word: str, whose: str | None) -> bool:
-    """Whether this is such a temporary name: of the file named `whose` (None: of any); with LINKED, of that folder."""
+def make_part_inside(folder: Folder, name: str) -> tuple[int, str]:
+    """(open file, name) of a new temporary file in an open folder, likewise."""
+    while True:
+        part = f"{PART}{os.urandom(4).hex()}.{name_within(name)}"
+        try:
+            handle = folder.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            continue
+        try:
+            try_lock(handle)
+        except BaseException:
+            folder.unlink(part)
+            os.close(handle)
+            raise
+        return handle, part
+
+
+def is_part_of(name: str, target: str | None) -> bool:
+    """Whether this is a temporary name of the file of that name; None: of any."""
     found = _PART_NAME.fullmatch(name)
-    return found is not None and found[1] == word and (whose is None or found[2] == _owner(word, whose))
-
-
-def _owner(word: str, whose: str) -> str:
-    return name_within(whose) if word == PART else hashlib.sha256(os.fsencode(whose)).hexdigest()[:32]
+    return found is not None and (target is None or found[1] == name_within(target))
 
 
 # ---- making a change -------------------------------------------------------------------------------------------------
@@ -81,7 +95,7 @@ def commit(folder: Path, parts: Mapping[str, Path]) -> None:
     moves = {}
     for name, part in parts.items():
         sync(part.parent)
-        moves[name] = Move(part.name, str(digest(part)), digest(real(folder / name)))
+        moves[name] = Move(part.name, str(digest(part)), digest(folder / name))
     handle, made = make_part(folder / COMMIT)
     try:
         with open(handle, "wb", closefd=False) as file:  # os.write may write a part
@@ -98,10 +112,9 @@ def commit(folder: Path, parts: Mapping[str, Path]) -> None:
 def _carry_out(folder: Path, moves: Moves) -> None:
     """Make the moves; under the folder's lock."""
     for name, move in moves.items():
-        target = real(folder / name)
         with contextlib.suppress(FileNotFoundError):  # it was moved before
-            os.replace(target.parent / move.part, target)
-        sync(target.parent)
+            os.replace(folder / move.part, folder / name)
+    sync(folder)
     (folder / COMMIT).unlink(missing_ok=True)
     sync(folder)
 
@@ -113,8 +126,8 @@ def resume(folder: Path) -> None:
     if moves is None:
         return
     if is_void(folder, moves):
-        for name, move in moves.items():
-            part = real(folder / name).parent / move.part
+        for move in moves.values():
+            part = folder / move.part
             if digest(part) == move.new:
                 part.unlink()
         moves = {}
@@ -167,11 +180,11 @@ def _check_owners(folder: Path, owner: int, moves: Moves) -> None:
     """FileError unless commit file and new files are this user's, root's, or of the owner of the file that is replaced:
     in a folder where everybody may write (/tmp), nobody replaces files of another by leaving a change there."""
     for name, move in moves.items():
-        target = real(folder / name)
+        target = folder / name
         replaced = _user_of(target)
         if replaced is None:  # whoever made the new file beside it may give it that name
             continue
-        for seen, file in ((owner, folder / COMMIT), (_user_of(target.parent / move.part), target.parent / move.part)):
+        for seen, file in ((owner, folder / COMMIT), (_user_of(folder / move.part), folder / move.part)):
             if seen not in (None, 0, os.geteuid(), replaced):
                 why = f"is of user {seen}, and is to replace {target} of user {replaced}"
                 raise FileError(f"{file}: {why}; need it removed, or this folder opened by the user who made it")
@@ -188,9 +201,8 @@ def is_void(folder: Path, moves: Moves) -> bool:
     """Whether a file is neither the old nor the new one of this change. FileError when a new one is lost."""
     lost, moved = "", False
     for name, move in moves.items():
-        target = real(folder / name)
-        has_part = digest(target.parent / move.part) == move.new  # first: it may be moved at this moment
-        now = digest(target)
+        has_part = digest(folder / move.part) == move.new  # first: it may be moved at this moment
+        now = digest(folder / name)
         if now not in (move.old, move.new):
             return True
         moved = moved or (not has_part and now == move.new != move.old)
@@ -225,10 +237,15 @@ def digest(path: Path) -> str | None:
         os.close(handle)
         return None
     with open(handle, "rb") as file:
-        seen = hashlib.sha256()
-        while block := file.read(1 << 20):
-            seen.update(block)
-        return seen.hexdigest()
+        return digest_of(file)
+
+
+def digest_of(file: BinaryIO) -> str:
+    """SHA-256 of an open file, from its position."""
+    seen = hashlib.sha256()
+    while block := file.read(1 << 20):
+        seen.update(block)
+    return seen.hexdigest()
 
 
 def mode_for(target: Path) -> int:
@@ -236,7 +253,12 @@ def mode_for(target: Path) -> int:
     try:
         return target.stat().st_mode & 0o777
     except OSError:
-        return 0o666 & ~_mask()
+        return mode_of_new()
+
+
+def mode_of_new() -> int:
+    """What open() would give a new file."""
+    return 0o666 & ~_mask()
 
 
 def _mask() -> int:

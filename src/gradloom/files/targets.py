@@ -54,6 +54,14 @@ def check_target(path: str | os.PathLike[str], streams: bool = False) -> None:
     _need_replaceable(path)
 
 
+def check_entry(path: str | os.PathLike[str]) -> None:
+    """FileError unless a file that is written together with others of its folder may have this path: as check_target,
+    and a symbolic link is not followed but refused."""
+    if os.path.islink(path):
+        raise FileError(f"{path}: is a symbolic link, which is not followed here; need it removed, or another place")
+    check_target(path)
+
+
 def _need_replaceable(path: str | os.PathLike[str]) -> None:
     """FileError where the system will not let a new file be moved to `path`, as far as that can be known before."""
     real = os.path.realpath(path)

@@ -6,8 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..base.errors import FileError, TrainError
 from ..base.record import differences, flat
+from ..base.schema import Schema, different_texts, flag, number, table, text, whole
+from ..step.state import need_schema
 from ..train.checkpoint import Checkpoints
 from ..train.trainer import Trainer
 from .lora import LoRA, TrainedTensors
@@ -32,6 +36,20 @@ def about_adapter(adapter: Adapter) -> dict[str, Any]:
     return {"kind": type(adapter).__name__}
 
 
+FULL = table({"kind": text, "tensors": different_texts, "chat_template": text}, absent=("chat_template",))
+
+
+def lora_schema(most: int) -> Schema:
+    """Of what about_adapter gives for a LoRA. most: of its rank; no array of it is larger."""
+    return table(
+        {
+            "kind": text, "rank": whole(1, most), "alpha": number(), "dropout": number(0, 1), "rslora": flag,
+            "targets": different_texts, "chat_template": text,
+        },
+        absent=("chat_template",),
+    )  # fmt: skip
+
+
 class EarlierRun:
     """The newest checkpoint of a run's folder. FileError where there is none.
 
@@ -42,10 +60,13 @@ class EarlierRun:
         self.folder, self.optimizer = Path(folder), optimizer
         saved = Checkpoints(self.folder / "checkpoints").latest()
         settings = {} if saved is None else saved.about.get("settings", {})
-        about = settings.get("adapter", {})
-        if saved is None or about.get("kind") not in ("lora", "full"):
+        about = settings.get("adapter", {}) if isinstance(settings, dict) else {}
+        if saved is None or not isinstance(about, dict) or about.get("kind") not in ("lora", "full"):
             seen = "there is no checkpoint in it" if saved is None else "its checkpoint is of no fine-tuning"
             raise FileError(f"{self.folder}: {seen}; need the folder of a run of finetune (run=, --run)")
+        sizes = [n for v in saved.entries.values() if isinstance(v, np.ndarray) for n in v.shape]
+        schema = FULL if about["kind"] == "full" else lora_schema(max(sizes, default=1))
+        need_schema(schema, about, f"{saved.path}: about.settings.adapter")
         self.step, self._entries, self._about = saved.step, saved.entries, about
         self._base = settings.get(BASE)
         self._chat_template = about.get("chat_template")

@@ -24,12 +24,12 @@ from ..base.errors import FileError, SettingError, TrainError
 from ..base.habits import hinted
 from ..base.interval import Interval
 from ..base.memory import resident_peak
+from ..base.schema import items, table, text, whole
 from ..base.terminal import to_stderr
 from ..data.dataset import Dataset
 from ..files import refuse_input
-from ..files.atomic import atomic_write
+from ..files.atomic import write_inside
 from ..parallel.agree import agreed, is_root, same_settings
-from ..step.state import check_names
 from ..train.callbacks import Callback, Listeners
 from ..train.display import StepDisplay
 from ..train.epoch import Listener, Progress
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from .packing import TokenData
 
 SAMPLES = "samples.jsonl"  # in the folder of a run
+_SAMPLE = table({"step": whole(), "prompt": text, "text": text, "ended": text})
+STATE = table({"first_step": whole(), "sampled_at": whole(), "samples": items(_SAMPLE)})  # of a checkpoint
 
 
 @hinted
@@ -203,7 +205,7 @@ class Run(Tuning):
         self.loop.about |= self._about(data_options or {})
         self.samples: list[SampledText] = []  # what was sampled, of sample_prompt
         self._sampled_at = 0  # the step after which texts were sampled last
-        self.trainer.train_state.register("finetune", self._state, self._load)
+        self.trainer.train_state.register("finetune", self._state, self._load, schema=STATE)
         if self.sampler is not None:
             self.loop.ends.append(self.sample_every)
             self.loop.between_steps.append(self._sample)
@@ -290,10 +292,10 @@ class Run(Tuning):
         texts = self.sampler.texts(self.steps)
         self.samples += texts
         self._keep_samples()
-        for text in texts:
+        for one in texts:
             if self._display is not None:
-                self._display.say(f"step {text.step}", f"{text.prompt!r} -> {text.text!r}")
-            self.loop.callbacks.tell("on_sample", text)
+                self._display.say(f"step {one.step}", f"{one.prompt!r} -> {one.text!r}")
+            self.loop.callbacks.tell("on_sample", one)
 
     def _keep_samples(self) -> None:
         """Write samples.jsonl, whole: one that a killed process left may tell of later steps. What cannot be written is
@@ -314,7 +316,6 @@ class Run(Tuning):
         return {"first_step": self.first_step, "sampled_at": self._sampled_at, "samples": texts}
 
     def _load(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        check_names("finetune", values, self._state())
         texts = [SampledText(**text) for text in values["samples"]]
 
         def load() -> None:
@@ -438,8 +439,7 @@ def _as_list(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callba
 def _written(folder: RunFolder, samples: str) -> FileError | None:
     """Write samples.jsonl; the error, where it cannot be written."""
     try:
-        with atomic_write(folder.path(SAMPLES)) as out:
-            out.write(samples.encode("utf-8", "replace"))
+        write_inside(folder.path(SAMPLES), samples.encode("utf-8", "replace"))
     except FileError as error:
         return error
     return None

@@ -12,7 +12,25 @@ from typing import Any
 import numpy as np
 
 from ..base.arrays import not_finite
-from ..base.errors import NonFiniteError, TrainError
+from ..base.errors import DataError, NonFiniteError, TrainError
+from ..base.schema import (
+    Schema,
+    anything,
+    array,
+    different_texts,
+    either,
+    flag,
+    items,
+    mapping,
+    number,
+    optional,
+    plain,
+    shown_name,
+    table,
+    text,
+    whole,
+)
+from ..base.schema import shown as shown_value
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored, copies, replace
 from ..optim.state import OptimizerState
@@ -24,6 +42,34 @@ Check = Callable[[Values], "str | None"]  # what is wrong with the values that t
 Load = Callable[[Values], Callable[[], None]]  # checks what the part gave earlier, and returns what takes it over
 SHOWN = 6  # names in a message
 
+# Schemas of the parts below. "m.3": a number of a parameter, as files count them.
+_NUMBERED = r"\.(0|[1-9][0-9]{0,8})"
+ANY = mapping(anything)  # of parts whose owner checks the values itself
+PARAMETERS = mapping(array())  # compared with the arrays of the model, one by one
+_MEMORY = table({"rate": number(0), "best": number(finite=False), "bad": number(0), "cooling": number(0)})
+_OPTIMIZER: dict[str, Schema] = {
+    "kind": text, "flags": items(mapping(plain)), "steps": whole(), "epoch": whole(),
+    "settings": mapping(number(), r"opt\..+"), "schedules": mapping(text), "plateaus": mapping(_MEMORY),
+    "groups": items(plain),
+}  # fmt: skip
+_MOMENTS = {rf"missed{_NUMBERED}": whole(), rf"[A-Za-z_][A-Za-z0-9_]*{_NUMBERED}": array("float32")}
+OPTIMIZER = table(_OPTIMIZER, _MOMENTS, absent=("groups",))
+OPTIMIZER_OF_MODULE = table(
+    {**_OPTIMIZER, "joined": different_texts, "trainable": different_texts}, _MOMENTS, absent=("groups",)
+)
+_OPTIONS = either(items(plain, 0), items(plain, 3))  # of eager steps: TapeOptions
+WINDOW = table(
+    {
+        "weighted": optional(flag), "max_norm": number(0, finite=False), "max_value": number(0, finite=False),
+        "options": _OPTIONS, "weight": array("float32", shape=()),
+    },
+    {rf"sum{_NUMBERED}": array("float32")}, absent=("weight",),
+)  # fmt: skip
+AVERAGE = either(
+    table({}),
+    table({"decay": number(0, 1), "is_shown": flag, "shown": items(whole())}, {rf"mean{_NUMBERED}": array("float32")}),
+)
+
 
 class TrainState:
     """The parts of a run's state, each a function that gives it as it is now: names -> arrays (Stored) and values."""
@@ -32,17 +78,24 @@ class TrainState:
         self._parts: dict[str, Part] = {}
         self._loads: dict[str, Load | None] = {}
         self._checks: dict[str, Check] = {}
+        self._schemas: dict[str, Schema] = {}
 
-    def register(self, name: str, part: Part, load: Load | None = None, check: Check | None = None) -> None:
+    def register(
+        self, name: str, part: Part, load: Load | None = None, check: Check | None = None, *, schema: Schema = ANY
+    ) -> None:
         """Add a part, or replace the one of this name, which has no dot.
 
         load: called by `load` with what the part gave when it was saved. It changes nothing: it raises TrainError where
         the values do not fit, and returns a function that takes them over. Without it a state with this part cannot be
         loaded.
-        check: says what makes such values no good to go on from, such as `finite`; see need_good.
+        check: says what makes such values no good to go on from, such as `finite`; see need_good. A load is refused
+        likewise.
+        schema: of the values, see base/schema.py. It is checked before `load` is called: `load` may rely on names,
+        types and ranges, and itself compares them with the objects that are to take the values. gradloom's own parts
+        have one; without it `load` gets the values unchecked.
         """
         assert "." not in name, name
-        self._parts[name], self._loads[name] = part, load
+        self._parts[name], self._loads[name], self._schemas[name] = part, load, schema
         if check is not None:
             self._checks[name] = check
 
@@ -63,6 +116,7 @@ class TrainState:
         takes = []
         for part, values in given.items():
             load = self._loads[part]
+            self._need_schema(part, values)
             if load is not None:
                 takes.append(load(values))
             elif values or self._parts[part]():
@@ -73,6 +127,16 @@ class TrainState:
                 take()
 
         return take_all
+
+    def _need_schema(self, part: str, values: Values) -> None:
+        """TrainError where the values of a part are not what its schema and its check allow."""
+        if not values and (self._loads[part] is None or not self._parts[part]()):  # nothing to check
+            return
+        need_schema(self._schemas[part], values, f"load: {part}")
+        check = self._checks.get(part)
+        bad = None if check is None else check({f"{part}.{name}": value for name, value in values.items()})
+        if bad is not None:
+            raise TrainError(f"load: {bad}; need finite numbers")
 
     def entries(self, *parts: str) -> dict[str, Any]:
         """ "part.name" -> array or value, of all parts or of these."""
@@ -152,9 +216,17 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
 
 def named(names: Iterable[str]) -> str:
     """Some of these names, and how many more there are."""
-    several = sorted(names)
+    several = [shown_name(name) for name in sorted(names)]
     more = f" and {len(several) - SHOWN} more" if len(several) > SHOWN else ""
     return ", ".join(several[:SHOWN]) + more
+
+
+def need_schema(schema: Schema, values: Values, name: str) -> None:
+    """TrainError where values of a checkpoint are not what the schema allows."""
+    try:
+        schema(values, name)
+    except DataError as error:
+        raise TrainError(f"{error}; need what a run has saved") from None
 
 
 def check_names(what: str, values: Mapping[str, Any], needed: Iterable[str]) -> None:
@@ -170,7 +242,9 @@ def check_names(what: str, values: Mapping[str, Any], needed: Iterable[str]) -> 
 def check_equal(what: str, values: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     """TrainError naming each setting that the state has with another value."""
     differ = [
-        f"{name}={value!r}, in the state {values[name]!r}" for name, value in mine.items() if values[name] != value
+        f"{name}={shown_value(value)}, in the state {shown_value(values[name])}"
+        for name, value in mine.items()
+        if not _alike(values[name], value)
     ]
     if differ:
         raise TrainError(f"load: {what}: {'; '.join(differ)}; need the same")
@@ -192,7 +266,7 @@ def matching(what: str, values: Mapping[str, Any], stored: Mapping[str, Stored])
 
 
 def _kind(value: Any) -> str:
-    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
+    return shown_value(value)
 
 
 def load_parameters(values: Values, kept: Mapping[str, Stored]) -> Callable[[], None]:
@@ -213,6 +287,11 @@ def load_optimizer(values: Values, state: OptimizerState) -> Callable[[], None]:
     check_equal("optimizer", values, {name: kept[name] for name in ("kind", "flags", "groups") if name in kept})
     mine = {name: text for name, text in kept["schedules"].items() if f"opt.{name}" not in values["settings"]}
     check_equal("optimizer", values, {"schedules": mine})
+    settings = values["settings"]
+    known = {f"opt.{name}" for name in optimizer.settings}
+    check_names("optimizer settings", settings | {f"opt.{name}": 0.0 for name in values["schedules"]}, known)
+    for name, value in settings.items():
+        optimizer.settings.checked(name.removeprefix("opt."), value)
     arrays = {name: value for name, value in values.items() if name not in plain}
     arrays |= missed | {name: np.array(values[name], np.int64) for name in ("steps", "epoch")}
     arrays |= state.remembered(values["plateaus"])
@@ -283,8 +362,9 @@ def load_average(values: Values, state: OptimizerState) -> Callable[[], None]:
     check_names("average", plain, ("decay", "is_shown", "shown"))
     check_equal("average", plain, {"decay": average.decay})
     numbers = [int(name.removeprefix("mean.")) for name in values if name not in plain]
-    if any(i >= len(state.parameters) for i in (*numbers, *plain["shown"])):
-        raise TrainError(f"load: average: of {max(numbers) + 1} parameters and here {len(state.parameters)}")
+    most = max((*numbers, *plain["shown"]), default=-1)
+    if most >= len(state.parameters):
+        raise TrainError(f"load: average: of {most + 1} parameters and here {len(state.parameters)}")
     arrays = {f"mean.{i}": average.of(state.parameters[i]).stored for i in numbers}
     taken = matching("average", {name: values[name] for name in arrays}, arrays)
 

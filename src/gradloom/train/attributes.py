@@ -7,21 +7,22 @@ import contextlib
 import functools
 import hashlib
 import pickle
-import random
 import sys
 import types
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.errors import TrainError
+from ..base.errors import DataError
+from ..base.schema import anything, array, items, one_of, shown, shown_name, text, wrong
 from ..graph.leaves import Parameter
 from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from ..nn.module import Module
 from ..parallel.communicator import checksum
+from .generator_state import state_of
 
 LARGEST = 1 << 24  # bytes of an array that a checkpoint holds, and of a fingerprint
 
@@ -30,6 +31,38 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, t
 
 # A code stands for a value: a plain value for itself; lists for other things, whose first element is one of these.
 TUPLE, AT, SAME = "tuple", "at", "same"  # [TUPLE, codes]; [AT, key of a holder]; [SAME, place of a leaf]
+
+
+def code_of_value(value: Any, name: str) -> None:
+    """Schema: a code as a checkpoint holds it."""
+    if type(value) is not list:
+        if not (type(value) in _PLAIN or isinstance(value, (np.number, np.bool_))):
+            raise wrong(name, value, "a plain value or the code of one")
+        return
+    items(anything, 2)(value, name)
+    word, what = value
+    one_of(TUPLE, AT, SAME)(word, name)
+    items(code_of_value)(what, name) if word == TUPLE else text(what, name)
+
+
+def holder_content(value: Any, name: str) -> None:
+    """Schema: the content of a holder, (name of its type, content). Dicts and objects have different keys, which can be
+    keys: a holder of a list, dict or array as a key is no such."""
+    items(anything, 2, (tuple, list))(value, name)
+    kind, content = value
+    text(kind, name)
+    if kind == "ndarray":
+        array()(content, name)
+        return
+    items(code_of_value)(content, name)
+    if kind == "list":
+        return
+    keys = content[::2]
+    if len(content) % 2 or len({repr(key) for key in keys}) < len(keys):
+        raise DataError(f"{shown_name(name)}: {shown(content)} has no value for each key, or a key twice")
+    for key in keys if kind != "dict" else ():
+        if type(key) is not str:
+            raise wrong(name, key, "the name of an attribute")
 
 
 class Leaf:
@@ -158,10 +191,11 @@ class Filling:
                 self._objects[key] = {} if kind == "dict" else [] if kind == "list" else np.array(content)
             else:
                 raise KeyError(key)
-        for kind, content in contents.values():
+        for key, (kind, content) in contents.items():
             if kind != "ndarray":
-                for code in content:
-                    self.value(code)
+                found = [self.value(code) for code in content]
+            if kind not in ("list", "ndarray") and not all(map(_is_hashable, found[::2])):
+                raise KeyError(key)
 
     def _mine(self, key: str) -> Held | None:
         return self._begun.holders.get(self._begun.shared.get(key, key))
@@ -196,6 +230,14 @@ class Filling:
                 several = [self.value(code) for code in content]
                 held.clear()
                 held.update(zip(several[::2], several[1::2], strict=True))
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _fits(array: np.ndarray, other: np.ndarray) -> bool:
@@ -368,38 +410,3 @@ def holds_values(value: Any, above: tuple[Any, ...] = ()) -> bool:
         deeper = not any(one is value for one in above)
         return deeper and any(holds_values(one, (*above, value)) for one in _parts(value))
     return isinstance(value, Value)
-
-
-# ---- random generators -----------------------------------------------------------------------------------------------
-
-
-def state_of(generator: Any) -> Any:
-    """That of a random generator, Python's or NumPy's; None for other objects."""
-    if isinstance(generator, random.Random) and not isinstance(generator, random.SystemRandom):
-        return generator.getstate()
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else None
-
-
-def load_generator(name: str, state: Any, generator: Any) -> Callable[[], None]:
-    """Load for `state_of`. TrainError for a generator of another kind."""
-    mine, theirs = _kind(state_of(generator)), _kind(state)
-    if mine != theirs:
-        raise TrainError(f"load: {name}: a generator of {mine}, in the state {theirs}; need the same")
-
-    def load() -> None:
-        if isinstance(generator, random.Random):
-            generator.setstate(state)
-        elif isinstance(generator, np.random.RandomState):
-            generator.set_state(state)
-        else:
-            generator.bit_generator.state = state
-
-    return load
-
-
-def _kind(state: Any) -> str:
-    if isinstance(state, Mapping):
-        return "RandomState" if "has_gauss" in state else str(state.get("bit_generator"))
-    return "None" if state is None else "Python's random"

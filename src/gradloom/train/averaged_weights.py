@@ -12,7 +12,7 @@ from ..graph.leaves import Parameter
 from ..graph.stored import copies, replace
 from ..optim.average import Average, check_decay
 from ..run.compile import compile as compile_program
-from ..step.state import check_equal, check_names, matching
+from ..step.state import AVERAGE, check_equal, check_names, matching, need_schema
 
 
 class AveragedWeights:
@@ -79,10 +79,13 @@ class AveragedWeights:
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Take back what `state` gave, beside the parameters as they were then. TrainError for another one."""
         mine = self._average.entries(self.parameters)
+        need_schema(AVERAGE, values, "load: average")
         check_names("average", values, mine)
         check_equal("average", values, {"decay": mine["decay"]})
         stored = {name: one for name, one in mine.items() if name.startswith("mean.")}
         replace(matching("average", {name: values[name] for name in stored}, stored))
+        if max(values["shown"], default=-1) >= len(self.parameters):
+            raise TrainError(f"load: average: of more than {len(self.parameters)} parameters; need the same")
         self._average.take(self.parameters, values["is_shown"], values["shown"])
 
 

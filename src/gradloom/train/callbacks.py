@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import what_is
-from ..base.errors import SettingError
+from ..base.errors import SettingError, TrainError
 from ..base.interrupts import StopTraining
 from .epoch import Progress
 from .result import EpochResult, Evaluation, Result
@@ -120,6 +120,10 @@ class Callback:
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Take back what `state` gave."""
 
+    def check_state(self, values: Mapping[str, Any]) -> None:
+        """Called before anything of a checkpoint is loaded: raise TrainError where `load_state` cannot take these
+        values. Optional: without it they go to `load_state` unchecked."""
+
 
 _EVENTS = (
     "begin",
@@ -165,6 +169,10 @@ class _Listener(Callback):
     def load_state(self, values: Mapping[str, Any]) -> None:
         if self.keeps():
             self.function.load_state(values)
+
+    def check_state(self, values: Mapping[str, Any]) -> None:
+        if self.keeps() and hasattr(self.function, "check_state"):
+            self.function.check_state(values)
 
     def keeps(self) -> bool:
         """The function has a state."""
@@ -227,6 +235,16 @@ class Callbacks:
         states = [(f"{i}.{name}", value) for i, each in enumerate(self._each) for name, value in each.state().items()]
         return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in states}
 
+    def check_state(self, values: Mapping[str, Any]) -> None:
+        """TrainError where a callback cannot take these values, as `state` gives them; SettingError for one that cannot
+        resume. Nothing is changed."""
+        self.check_resumable()
+        numbers = {int(name.partition(".")[0]) for name in values}
+        if any(i >= len(self._each) for i in numbers):
+            raise TrainError(f"load: callbacks: of {max(numbers) + 1} callbacks, and there are {len(self._each)}")
+        for each, mine in self._mine(values):
+            each.check_state(mine)
+
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Give each what it remembered: now, or when `begin` has been called."""
         if self.has_begun:
@@ -235,11 +253,16 @@ class Callbacks:
             self._loaded = values
 
     def _give(self, values: Mapping[str, Any]) -> None:
+        for each, mine in self._mine(values):
+            each.load_state(mine)
+
+    def _mine(self, values: Mapping[str, Any]) -> Iterator[tuple[Callback, dict[str, Any]]]:
+        """Each callback that is to take its values, with them."""
         for i, each in enumerate(self._each):
             prefix = f"{i}."
             mine = {name.removeprefix(prefix): v for name, v in values.items() if name.startswith(prefix)}
             if mine or each.steers:
-                each.load_state(mine)
+                yield each, mine
 
 
 def _listeners(on_epoch: Listeners) -> Iterator[Callback]:

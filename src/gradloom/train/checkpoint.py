@@ -22,6 +22,7 @@ from ..files.checkpoint_files import (
     read_checkpoint,
     write_checkpoint,
 )
+from ..files.inside import opened
 
 
 def say(text: str) -> None:
@@ -156,7 +157,7 @@ class Checkpoints:
     ) -> None:  # fmt: skip
         folder = self.folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            opened(folder, create=True).close()
         except OSError as error:
             raise FileError(f"{folder}: cannot be made: {(error.strerror or str(error)).lower()}") from None
         if self._number is None:

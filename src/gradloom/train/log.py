@@ -15,13 +15,22 @@ from ..base.arguments import as_whole, one_line
 from ..base.errors import FileError, SettingError
 from ..base.interval import as_interval
 from ..base.memory import resident, resident_peak
-from ..files import check_target
-from ..files.targets import reason_of
+from ..base.schema import items, number, table, whole
+from ..files.targets import check_entry, reason_of
+from ..step.state import need_schema
 from .callbacks import Callback
 from .checkpoint import say
 from .epoch import Progress
 from .log_files import LINES, MADE, Lines
 from .result import EpochResult, Evaluation, Result
+
+STATE = table(
+    {
+        "seconds": number(0), "size": whole(), "told": items(whole(), 5), "steps": whole(),
+        "waited": number(0),
+    },
+    absent=("waited",),  # in checkpoints of versions before 0.2
+)  # fmt: skip
 
 
 class Log(Callback):
@@ -87,7 +96,7 @@ class Log(Callback):
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(f"{self.folder}: cannot be made: {reason_of(error)}; choose another place") from None
-        check_target(self.folder / LINES)
+        check_entry(self.folder / LINES)
 
     def on_progress(self, progress: Progress) -> None:
         """A line of training, when it is time for one."""
@@ -124,8 +133,13 @@ class Log(Callback):
         told = {"told": list(self._gain.told), "steps": self._gain.steps, "waited": time.perf_counter() - self._told}
         return {"seconds": self._seconds(), "size": self._lines.size, **told}
 
+    def check_state(self, values: Mapping[str, Any]) -> None:
+        """TrainError where these are not what `state` gives."""
+        need_schema(STATE, values, "load: log")
+
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Go on where `state` was taken; TrainError as for check_state."""
+        self.check_state(values)
         self._before, self._began = float(values["seconds"]), time.perf_counter()
         self._lines.close()
         self._lines.size = int(values["size"])

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..base.errors import BackendError, FileError
+from ..files.atomic import atomic_inside
+from ..files.inside import opened
 from ..files.regular import open_regular
 
 LINES, CSV, EVENTS = "metrics.jsonl", "metrics.csv", "tensorboard"
@@ -76,13 +78,22 @@ class MadeOfLines(Protocol):
 
 class _Appended:
     """A file that grows at its end, by whole pieces of text: a piece that cannot be written leaves nothing behind. It
-    stays open when the folder of a run takes another place. size: the bytes that it keeps of what it holds."""
+    stays open when the folder of a run takes another place. size: the bytes that it keeps of what it holds.
+
+    A link is refused. A file that also has a name elsewhere (a hard link) is replaced by a copy: the other one stays.
+    """
 
     def __init__(self, path: Path, size: int = 0) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         self.kept = b""
+        with opened(path.parent) as folder:
+            self._file = folder.open(path.name, flags)
+            if os.fstat(self._file).st_nlink > 1:
+                with open(self._file, "rb") as file, atomic_inside(folder, path.name) as copy:
+                    copy.write(file.read(size))
+                self._file = folder.open(path.name, flags)
         try:
-            kept = os.pread(self._file, size, 0)
+            kept = os.pread(self._file, min(size, os.fstat(self._file).st_size), 0)
             self.kept = kept[: kept.rfind(b"\n") + 1]
             self.cut(len(self.kept))
         except BaseException:
@@ -216,10 +227,9 @@ class EventFiles:
 
     def begin(self, folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         place = folder / EVENTS
-        place.mkdir(exist_ok=True)
-        old = list(place.glob("events.out.tfevents.*"))
-        for path in old:
-            path.unlink()
+        with opened(place, create=True) as inside:
+            for name in filter(lambda name: name.startswith("events.out.tfevents."), inside.names()):
+                inside.unlink(name)
         self._writer = self._make_writer(str(place / "events"))
         for line in lines:
             self._write(line)

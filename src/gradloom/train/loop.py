@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import NonFiniteError, SettingError
+from ..base.errors import NonFiniteError, SettingError, TrainError
 from ..base.interrupts import Held, StopTraining, held_back
 from ..base.interval import Interval
 from ..base.terminal import to_stderr
 from ..data.dataset import Dataset
-from ..step.state import check_equal, check_names
+from ..step.state import check_equal
 from .callbacks import BatchReports, Callback, Callbacks, Listeners
 from .display import Display, StepDisplay
 from .epoch import Listener, Pass, Progress, run_part
@@ -30,6 +30,7 @@ from .records import packed, unpacked
 from .result import EpochResult, Evaluation, Result, under
 from .saver import Saver, TimeIsUp
 from .source import RowSource
+from .state_schemas import CALLBACKS, LOOP, TIMES
 from .stopping import monitored, restored
 from .trainer import Trainer
 
@@ -121,15 +122,15 @@ class Loop:
         self.between_steps: list[Callable[[], None]] = []  # called where a segment has ended
         self.about: dict[str, Any] = {}  # what else a resumed run must have in common with this one
         self.contents: dict[str, Callable[[], Sequence[Any]]] = {}  # likewise, of which digests are compared
-        self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
+        self._first_pass = self._loaded_epochs = 0  # passes of an optimiser's own state; epochs of a state to load
         self._pass: Pass | None = None  # the one under way
         self.restored: tuple[int, int | None] | None = None  # epoch and step of earlier weights that are back
         self._held = Held()  # signals that wait for the end of a step
-        trainer.train_state.register("loop", self._memory, self._load)
+        trainer.train_state.register("loop", self._memory, self._load, schema=LOOP)
         register_draws(trainer.train_state)
-        trainer.train_state.register("time", self._times, self._load_times)
+        trainer.train_state.register("time", self._times, self._load_times, schema=TIMES)
         if self.callbacks:
-            trainer.train_state.register("callbacks", self.callbacks.state, self._load_callbacks)
+            trainer.train_state.register("callbacks", self.callbacks.state, self._load_callbacks, schema=CALLBACKS)
 
     # ---- its state -------------------------------------------------------------------------------------------
 
@@ -153,8 +154,6 @@ class Loop:
 
     def _load(self, values: Mapping[str, Any]) -> Callable[[], None]:
         mine = self._memory()
-        check_names("loop", {name: value for name, value in values.items() if "." not in name},
-                    [name for name in mine if "." not in name])  # fmt: skip
         check_equal("loop", values, {name: mine[name] for name in ("seed", "batch_size", "micro_batch_size")})
         made = [Evaluation.of_state(one) for one in unpacked(values["evaluations"])]
         if not values["stopped"]:
@@ -165,7 +164,7 @@ class Loop:
             for epoch in unpacked(values["history"])
         ]
         before = Result.of_state(under(values, "before.")) if values["has_before"] else None
-        now = None
+        now, self._loaded_epochs = None, len(history)
         if values["pass"] is not None:
             train = Result.of_state(under(values, "train."), self.measures)
             now = Pass(**values["pass"], train=train, evaluations=list(evaluations))
@@ -185,7 +184,8 @@ class Loop:
         return {"training": self.training_seconds, "pass": self._pass.seconds if self._pass else 0.0, "epochs": epochs}
 
     def _load_times(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        check_names("time", values, self._times())
+        if len(values["epochs"]) != self._loaded_epochs:
+            raise TrainError(f"load: time.epochs: {len(values['epochs'])}; need one for each of {self._loaded_epochs}")
 
         def load() -> None:  # after the loop's own part
             self.training_seconds = values["training"]
@@ -197,7 +197,7 @@ class Loop:
         return load
 
     def _load_callbacks(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        self.callbacks.check_resumable()
+        self.callbacks.check_state(values)
         return lambda: self.callbacks.load_state(values) if self.trainer.is_root else None
 
     @property

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..base.arguments import as_bool, as_whole, what_is
 from ..base.errors import DataError, SettingError, ShapeError
+from ..base.schema import shown_name
 from ..data.dataset import IGNORED
 from ..graph.value import Value, describe
 from .outputs import Outputs, mapped, values_of
@@ -257,7 +258,12 @@ class Measured:
         return {name: self._all(name) for name in self._kept}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Take back what `state` gave; DataError for a metric that is not measured here."""
+        names = {name for name, metric in self.measures.metrics if not metric.whole}
+        for name in values:
+            kind, _, metric = name.partition(".")
+            if kind in ("row", "sum", "weight") and metric and metric not in names:
+                raise DataError(f"load: metric {shown_name(metric)} is not measured here; need the same metrics")
         self._numbers = values.get("numbers")
         self._kept = {name: [array] for name, array in values.items() if name != "numbers"}
 

@@ -6,27 +6,35 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from ..base.errors import TrainError
+from ..base.schema import different_texts, mapping, shown, shown_name, table, text
 from ..graph.value import Value
 from ..nn.devices import SAID
 from ..nn.module import Module
-from ..step.state import check_names, named
+from ..step.state import named
 from .attributes import (
     Filling,
     Leaf,
     Snapshot,
+    code_of_value,
     described,
     escaped,
+    holder_content,
     holds_values,
-    load_generator,
     same,
-    state_of,
     unescaped,
     walk,
 )  # fmt: skip
+from .generator_state import generator_state, load_generator, state_of
 
 MODE = "training"  # stands for a module's mode among its attributes
-PART = ("attributes", "holders", "layers", "unsaved", "gone", "shared", "parted", "generators")  # of a state
+MODULES = table({
+    "attributes": mapping(code_of_value), "holders": mapping(holder_content), "layers": mapping(text),
+    "unsaved": different_texts, "gone": different_texts, "shared": mapping(text), "parted": different_texts,
+    "generators": mapping(generator_state),
+})  # fmt: skip
 
 
 class ModuleState:
@@ -113,15 +121,13 @@ class ModuleState:
 
     def load(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Load for `part`. TrainError naming a layer, a function or a generator that is another one here."""
-        check_names("modules", values, PART)
         given, modules = self._now(), self._modules()
-        for name, text in values["layers"].items():
+        for name, theirs in values["layers"].items():
             mine = (described(given[name]) or f"an object of {type(given[name]).__name__}") if name in given else None
-            if mine != text:
+            if mine != theirs:
                 need = "a checkpoint holds no layers and functions; need them as they were changed"
-                raise TrainError(
-                    f"load: model: {name} was {text}, changed after the run began, and is {mine or 'missing'}: {need}"
-                )
+                was = f"{shown_name(name)} was {shown_name(theirs)}, changed after the run began"
+                raise TrainError(f"load: model: {was}, and is {mine or 'missing'}: {need}")
         codes, held = values["attributes"], values["holders"]
         generators = Snapshot(given, self._begun).generators
         unknown = [name for name in codes if _place(name)[0] not in modules]
@@ -134,9 +140,11 @@ class ModuleState:
             unknown.append(str(error.args[0]))
         if unknown:
             raise TrainError(f"load: model: {named(unknown)} is in the state alone; need the state of the same model")
+        for name, value in wanted.items():
+            _check_attribute(name, value, given, modules[_place(name)[0]])
         takes = [load_generator(name, state, generators[name]) for name, state in values["generators"].items()]
-        theirs = values["shared"]
-        parted = {p for p in theirs.keys() | self._begun.shared if theirs.get(p) != self._begun.shared.get(p)}
+        shared = values["shared"]
+        parted = {p for p in shared.keys() | self._begun.shared if shared.get(p) != self._begun.shared.get(p)}
         left = {*values["layers"], *values["unsaved"], *values["gone"]}  # as they are
 
         def load() -> None:
@@ -152,7 +160,7 @@ class ModuleState:
                 setattr(modules[path], attribute, value)
             for name in values["gone"]:
                 path, attribute = _place(name)
-                if path in modules and attribute in vars(modules[path]):
+                if name in self._begun.codes and path in modules and attribute in vars(modules[path]):
                     delattr(modules[path], attribute)
             for take in takes:
                 take()
@@ -185,6 +193,29 @@ def attributes_kept(model: Any, loss: Any = None) -> Iterator[None]:
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
+
+
+def _check_attribute(name: str, value: Any, given: Mapping[str, Any], module: Module) -> None:
+    """TrainError unless this attribute of a module may have this value: it is no method, parameter or layer, the mode
+    is a bool, and attributes of gradloom's own layers keep their kind."""
+    attribute = _place(name)[1]
+    if attribute == MODE and type(value) is bool:
+        return
+    of_class = getattr(type(module), attribute, None)
+    is_odd = not attribute or attribute.startswith("__") or callable(of_class) or hasattr(of_class, "__get__")
+    if attribute == MODE or is_odd or (name not in given and attribute in vars(module)):
+        raise TrainError(f"load: model: {shown_name(name)} is {shown(value)}, which is no attribute to load")
+    if type(module).__module__.partition(".")[0] != "gradloom":
+        return
+    if name not in given or _kind(given[name]) != _kind(value):
+        seen = shown(given[name]) if name in given else "missing"
+        raise TrainError(f"load: model: {shown_name(name)} is {shown(value)} in the state and {seen} here")
+
+
+def _kind(value: Any) -> type:
+    """Numbers are of one kind."""
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    return float if is_number else type(value)
 
 
 def _place(name: str) -> tuple[str, str]:

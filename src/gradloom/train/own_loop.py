@@ -13,7 +13,9 @@ import numpy as np
 from ..base import locks
 from ..base.arguments import as_whole, one_line, what_is
 from ..base.errors import DataError, SettingError, TrainError
+from ..base.schema import Schema, flag, mapping, table
 from ..base.settings import switches
+from ..base.terminal import in_one_line
 from ..eager.gradients import Gradients
 from ..graph.leaves import Parameter
 from ..graph.stored import replace
@@ -22,6 +24,10 @@ from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
 from ..run.machine import isas
 from ..step.state import (
+    ANY,
+    OPTIMIZER,
+    PARAMETERS,
+    WINDOW,
     Check,
     Load,
     Part,
@@ -32,20 +38,23 @@ from ..step.state import (
     load_parameters,
     load_window,
     matching,
+    need_schema,
     of_optimizer,
     of_parameters,
     of_window,
 )
-from .attributes import load_generator, state_of
 from .checkpoint import say
+from .generator_state import generator_state, load_generator, state_of
 from .identity import EARLIER
-from .module_state import ModuleState
+from .module_state import MODULES, ModuleState
 from .parts import register_draws
 from .run_folder import RunFolder
+from .state_schemas import ABOUT_LOOP
 from .trainer import Trainer
 
 Take = Callable[[], None]
 _VALUES = "given values"  # a part; names of arguments have no space
+TRAINABLE = mapping(flag)
 
 
 class Checkpoint:
@@ -94,21 +103,23 @@ class Checkpoint:
         for name, each in objects.items():
             self._register(name, each)
         register_draws(self._state)
-        self._state.register(_VALUES, lambda: self.values, self._load_values)
+        self._state.register(_VALUES, lambda: self.values, self._load_values, schema=ANY)
 
     # ---- what is saved -------------------------------------------------------------------------------------
 
     def _register(self, name: str, each: Any) -> None:
-        parts: dict[str, tuple[Part, Load]] = {}
+        parts: dict[str, tuple[Part, Load, Schema]] = {}
         checks: dict[str, Check] = {}
         if isinstance(each, Module):
             parts[name] = (
-                lambda: of_parameters(_named(each)), lambda values: load_parameters(values, of_parameters(_named(each)))
-            )  # fmt: skip
+                lambda: of_parameters(_named(each)),
+                lambda values: load_parameters(values, of_parameters(_named(each))),
+                PARAMETERS,
+            )
             modules = ModuleState(each)
             self._attributes.append(modules)
-            parts[f"{name} modules"] = modules.part, modules.load
-            parts[f"{name} trainable"] = _trainable(lambda: _named(each))
+            parts[f"{name} modules"] = modules.part, modules.load, MODULES
+            parts[f"{name} trainable"] = *_trainable(lambda: _named(each)), TRAINABLE
             checks[name] = finite
         elif isinstance(each, Optimizer):
             state = each.state
@@ -116,34 +127,35 @@ class Checkpoint:
                 kind = type(each).__name__
                 need = f"need {kind}(model.parameters(), ...), or the Trainer that has it"
                 raise SettingError(f"Checkpoint: {name} is an optimiser that was made without parameters; {need}")
-            parts[name] = lambda: of_optimizer(state), lambda values: load_optimizer(values, state)
-            parts[f"{name} trainable"] = _trainable(lambda: _by_name(state.parameters))
-            parts[f"{name} window"] = lambda: of_window(state), lambda values: _load_open_window(values, state)
+            parts[name] = lambda: of_optimizer(state), lambda values: load_optimizer(values, state), OPTIMIZER
+            parts[f"{name} trainable"] = *_trainable(lambda: _by_name(state.parameters)), TRAINABLE
+            parts[f"{name} window"] = lambda: of_window(state), lambda values: _load_open_window(values, state), WINDOW
             checks |= dict.fromkeys((name, f"{name} window"), finite)
         elif isinstance(each, Trainer):
             self._attributes.append(each.modules)
-            parts[name] = each.train_state.entries, each.train_state.loading
+            parts[name] = each.train_state.entries, each.train_state.loading, ANY
             checks[name] = lambda values: each.train_state.fault({n.partition(".")[2]: v for n, v in values.items()})
         elif isinstance(each, np.random.Generator):
             parts[name] = (
                 lambda: {"state": state_of(each)},
-                lambda values: load_generator(name, values.get("state"), each),
+                lambda values: load_generator(name, values["state"], each),
+                table({"state": generator_state}),
             )
         elif _is_parameters(each):
             stored = {key: p.stored for key, p in _by_name(each).items()}
-            parts[f"{name} trainable"] = _trainable(lambda: _by_name(each))
-            parts[name] = lambda: stored, lambda values: _replacing(name, values, stored)
+            parts[f"{name} trainable"] = *_trainable(lambda: _by_name(each)), TRAINABLE
+            parts[name] = lambda: stored, lambda values: _replacing(name, values, stored), PARAMETERS
             checks[name] = finite
         elif callable(getattr(each, "state", None)) and callable(getattr(each, "load_state", None)):
-            parts[name] = lambda: _state_of(name, each), lambda values: self._own_load(name, each, values)
+            parts[name] = lambda: _state_of(name, each), lambda values: self._own_load(name, each, values), ANY
         else:
             need = (
                 "need a Module, an optimiser, a Trainer, parameters, a Dataset or DataLoader, a numpy Generator, or an "
                 "object with state() and load_state(); plain values are given to save"
             )
             raise SettingError(f"Checkpoint: {name} is {what_is(each)}, which cannot be saved; {need}")
-        for part, (get, load) in parts.items():
-            self._state.register(part, get, load, checks.get(part))
+        for part, (get, load, schema) in parts.items():
+            self._state.register(part, get, load, checks.get(part), schema=schema)
 
     def _own_load(self, name: str, each: Any, values: Mapping[str, Any]) -> Take:
         if not values and _state_of(name, each):
@@ -176,12 +188,17 @@ class Checkpoint:
         saved = run.resumed
         if saved is not None:
             try:
+                need_schema(ABOUT_LOOP, saved.about, f"{saved.path}: about")
                 self._take(saved.entries)
             except BaseException:
                 run.end("failed")
                 raise
             theirs = EARLIER | saved.about.get("environment", {})
-            other = [f"{k} is {v} and was {theirs.get(k)}" for k, v in _environment().items() if theirs.get(k) != v]
+            other = [
+                f"{k} is {v} and was {in_one_line(str(theirs.get(k)), 500)}"
+                for k, v in _environment().items()
+                if theirs.get(k) != v
+            ]
             if other:
                 run.note_other(other)
                 say(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")

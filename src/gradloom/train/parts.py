@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..base.errors import TrainError
+from ..base.schema import MOST, any_number, items, number, optional, table, text, whole
 from ..eager.draws import load_position, position
 from ..graph.stored import Stored
 from ..optim.state import OptimizerState
 from ..step.state import (
+    AVERAGE,
+    OPTIMIZER_OF_MODULE,
+    PARAMETERS,
+    WINDOW,
     TrainState,
     check_equal,
     check_names,
@@ -23,17 +29,23 @@ from ..step.state import (
     of_window,
 )
 from .local import LocalSteps
-from .module_state import ModuleState
+from .module_state import MODULES, ModuleState
 from .objective import Objective
 
 COUNTERS = ("skipped", "in_window", "held", "window_rows")  # of LocalSteps
+ROWS = table({
+    "seed": whole(-MOST), "max_norm": number(0, finite=False), "max_value": number(0, finite=False),
+    "freeze": items(text), "build": text, "accumulate": whole(1), "class_weights": optional(items(any_number)),
+    **dict.fromkeys(COUNTERS, whole()),
+})  # fmt: skip
+DRAWS = table({"seed": whole(0, 2**63 - 1), "step": whole()}, absent=("seed", "step"))
 
 Values = Mapping[str, Any]
 
 
 def register_draws(own: TrainState) -> None:
     """Make what eager code draws, by gl.seed and a count, a part of this state."""
-    own.register("eager draws", position, load_position)
+    own.register("eager draws", position, load_position, schema=DRAWS)
 
 
 class TrainerParts:
@@ -52,15 +64,25 @@ class TrainerParts:
     def register(self, own: TrainState) -> None:
         """Make them parts of this state."""
         state = self.state
-        own.register("model", self._model, lambda values: load_parameters(values, self._model()), finite)
-        own.register("modules", self.modules.part, self.modules.load)
-        own.register("optimizer", lambda: self._trained() | of_optimizer(state), self._load_optimizer, finite)
-        own.register("window", lambda: of_window(state), lambda values: load_window(values, state), finite)
-        own.register("average", lambda: of_average(state), lambda values: load_average(values, state), finite)
-        own.register("rows", self._rows, self._load_rows)
+        own.register("model", self._model, self._load_model, finite, schema=PARAMETERS)
+        own.register("modules", self.modules.part, self.modules.load, schema=MODULES)
+        own.register(
+            "optimizer", lambda: self._trained() | of_optimizer(state), self._load_optimizer, finite,
+            schema=OPTIMIZER_OF_MODULE,
+        )  # fmt: skip
+        own.register(
+            "window", lambda: of_window(state), lambda values: load_window(values, state), finite, schema=WINDOW
+        )
+        own.register(
+            "average", lambda: of_average(state), lambda values: load_average(values, state), finite, schema=AVERAGE
+        )
+        own.register("rows", self._rows, self._load_rows, schema=ROWS)
 
     def _model(self) -> dict[str, Any]:
         return of_parameters(self.objective.named(), self.written())
+
+    def _load_model(self, values: Values) -> Callable[[], None]:
+        return load_parameters(values, self._model())
 
     def _trained(self) -> dict[str, Any]:
         """Which parameters of a Module the optimiser counts, and which are trainable now."""
@@ -74,7 +96,6 @@ class TrainerParts:
     def _load_optimizer(self, values: Values) -> Callable[[], None]:
         """Parameters that were frozen or thawed since the run began are so again; so numbers name the same ones."""
         named, own = self.objective.named(), ("joined", "trainable")
-        check_names("optimizer", {name: None for name in values if name in own}, own)
         check_names("model", named, {*values["joined"], *values["trainable"]} | named.keys())
         before = {p: p.trainable for p in named.values()}
         for name, p in named.items():
@@ -100,7 +121,8 @@ class TrainerParts:
 
     def _load_rows(self, values: Values) -> Callable[[], None]:
         mine = self._rows()
-        check_names("rows", values, mine)
+        if values["in_window"] >= max(1, values["accumulate"]) and values["build"] == "opt":
+            raise TrainError(f"load: rows: in_window is {values['in_window']} of {values['accumulate']} micro-batches")
         check_equal("rows", values, {name: value for name, value in mine.items() if name not in COUNTERS})
 
         def load() -> None:

@@ -45,8 +45,10 @@ from ..run.compile import compile as compile_program
 from ..run.diagnose import Place, first_bad, place_in, stopped
 from ..step.exchange import Exchange
 from ..step.state import (
+    AVERAGE,
+    OPTIMIZER,
+    PARAMETERS,
     TrainState,
-    check_names,
     finite,
     load_average,
     load_optimizer,
@@ -58,10 +60,11 @@ from ..step.state import (
 from ..step.step import random_settings
 from .display import rate
 from .identity import Identity, environment_of
-from .module_state import ModuleState
+from .module_state import MODULES, ModuleState
 from .replica_job import ReplicaJob
 from .samples import Leaves, as_sample, flatten, rebuilt
 from .saver import Saver
+from .state_schemas import REPLICA_LOOP
 from .trained import UnreachedWarning, reached_parameters, refuse_untrained
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
@@ -184,20 +187,31 @@ class Replica:
     def _train_state(self) -> TrainState:
         """What decides the rest of the run: weights, optimiser, the losses so far, and where the pass began."""
         own, state = TrainState(), self.state
-        own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()), finite)
-        own.register("modules", self.modules.part, self.modules.load)
-        own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state), finite)
-        own.register("average", lambda: of_average(state), lambda values: load_average(values, state), finite)
         own.register(
-            "loop", lambda: {"losses": np.array(self.history), "began_pass": self._began_pass}, self._load_loop
+            "model", self._model_part, lambda values: load_parameters(values, self._model_part()), finite,
+            schema=PARAMETERS,
+        )  # fmt: skip
+        own.register("modules", self.modules.part, self.modules.load, schema=MODULES)
+        own.register(
+            "optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state), finite,
+            schema=OPTIMIZER,
+        )  # fmt: skip
+        own.register(
+            "average", lambda: of_average(state), lambda values: load_average(values, state), finite, schema=AVERAGE
         )
+        own.register(
+            "loop", lambda: {"losses": np.array(self.history), "began_pass": self._began_pass}, self._load_loop,
+            schema=REPLICA_LOOP,
+        )  # fmt: skip
         return own
 
     def _model_part(self) -> dict[str, Any]:
         return of_parameters({**self.parameters, **self.buffers})
 
     def _load_loop(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        check_names("loop", values, ["losses", "began_pass"])
+        if values["began_pass"] > len(values["losses"]):
+            began, done = values["began_pass"], len(values["losses"])
+            raise TrainError(f"load: loop: began_pass is {began} of {done} steps; need at most as many")
 
         def load() -> None:
             self.history[:], self._began_pass = values["losses"].tolist(), values["began_pass"]

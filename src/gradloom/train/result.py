@@ -15,6 +15,7 @@ from ..base.html import html_table
 from ..data.dataset import IGNORED
 from .metrics import NOTHING, UNCERTAINTY, Measured, Measures, standard_error
 
+_QUIET: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}  # losses that are not finite: their numbers are nan
 MAIN = "val"  # the name of the validation set that is a part of the training data
 
 
@@ -171,8 +172,9 @@ class Result(AttributeHints):
         sums, weights = self._parts()
         if not len(sums):
             return math.nan
-        total = float(weights.sum())
-        return float(sums.sum()) if self.is_total else float(sums.sum()) / total if total else math.nan
+        with np.errstate(**_QUIET):
+            total, loss = float(weights.sum()), float(sums.sum())
+        return loss if self.is_total else loss / total if total else math.nan
 
     def recent(self, batches: int) -> float:
         """The loss of the last so many batches."""
@@ -200,10 +202,11 @@ class Result(AttributeHints):
         n = len(sums)
         if n < 2 or not weights.sum():
             return math.nan
-        if self.is_total:
-            return math.sqrt(max(float(sums.var()), 0.0) * n / (n - 1))
-        used = weights > 0
-        return standard_error(sums[used] / weights[used], weights[used])
+        with np.errstate(**_QUIET):
+            if self.is_total:
+                return math.sqrt(max(float(sums.var()), 0.0) * n / (n - 1))
+            used = weights > 0
+            return standard_error(sums[used] / weights[used], weights[used])
 
     @property
     def grad_norms(self) -> np.ndarray:

@@ -15,14 +15,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import stat
 from pathlib import Path
 
 from ..base.errors import FileError
 from ..files.atomic import claim, remove_parts
 from ..files.checkpoint_files import OWN_FILES, listed_names, manifests, unnamed
-from ..files.commit import sync
+from ..files.inside import CLEAR, FOLDERS, MOVE, NEW, in_the_way, opened
 from ..files.regular import odd
-from ..files.targets import reason_of
+from ..files.targets import kind_of, reason_of
 
 # All names that a run may have in its folder; of a folder the names inside. Nothing else is ever removed: a model and
 # its result stay until the command that saves new ones replaces both at once.
@@ -31,22 +33,19 @@ OWN: dict[str, re.Pattern[str] | None] = {
     "checkpoints": OWN_FILES, "tensorboard": re.compile(r"events\.out\.tfevents\..+"),
 }  # fmt: skip
 APPENDED = ("metrics.jsonl", "metrics.csv")  # to what is there; the others are replaced
-NEW, CLEAR, MOVE = ".gradloom.new", ".gradloom.clear", ".gradloom.move"
 PLACES = ("", MOVE, CLEAR)  # where the run.json of a folder is
 
 
 def check_files(folder: Path) -> None:
     """FileError unless whatever has the name of a run's file is a regular file that can be read, and whatever has that
-    of a folder is one that can be read and written. A link that leads to such a one will do, but for NEW, CLEAR, MOVE.
-    """
+    of a folder is one that can be read and written. Links are refused, wherever they lead; the folder of the run may be
+    one."""
     if not folder.is_dir():
         return
-    _need(folder, True)
-    for name in (NEW, CLEAR, MOVE):
-        if (folder / name).is_symlink():
-            raise FileError(f"{folder / name}: is a symbolic link, where a folder of the run has to be; {_INSTEAD}")
-        _need(folder / name, True)
+    _need_as_it_is(folder, odd(folder, True), True)
     for place in (folder, *(folder / name for name in (NEW, CLEAR, MOVE))):
+        if place != folder:
+            _need(place, True)
         for name, inside in OWN.items():
             path = place / name
             _need(path, inside is not None)
@@ -61,16 +60,16 @@ def check_appended(folder: Path) -> None:
         _need(folder / name, False, writes=True)
 
 
-_INSTEAD = "need it removed, or another place"
-
-
 def _need(path: Path, is_folder: bool, writes: bool = False) -> None:
-    why = odd(path, is_folder, writes)
+    is_link = path.is_symlink()
+    _need_as_it_is(path, f"is {kind_of(stat.S_IFLNK)}" if is_link else odd(path, is_folder, writes), is_folder)
+
+
+def _need_as_it_is(path: Path, why: str | None, is_folder: bool) -> None:
+    if why is not None and why.startswith("cannot"):
+        raise FileError(f"{path}: {why}; need the right to, or another place")
     if why is not None:
-        if why.startswith("cannot"):
-            raise FileError(f"{path}: {why}; need the right to, or another place")
-        what = "folder" if is_folder else "file"
-        raise FileError(f"{path}: {why}, where a {what} of the run has to be; {_INSTEAD}")
+        raise in_the_way(path, why, is_folder)
 
 
 # ---- the change from an old run to a new one -------------------------------------------------------------------------
@@ -78,26 +77,26 @@ def _need(path: Path, is_folder: bool, writes: bool = False) -> None:
 
 def take_over(folder: Path) -> None:
     """The files in .gradloom.new take the place of the old run's. The next call carries on what fails half-way."""
-    if (folder / NEW).is_dir() and not (folder / MOVE).is_dir() and not (folder / CLEAR).is_dir():
-        os.rename(folder / NEW, folder / CLEAR)
-        sync(folder)
-    if (folder / CLEAR).is_dir():
-        for name in OWN:
-            remove(folder / name)
-        sync(folder)
-        os.rename(folder / CLEAR, folder / MOVE)
-        sync(folder)
-    if (folder / MOVE).is_dir():
-        _move(folder / MOVE, folder)
-        sync(folder)
+    with opened(folder) as home:
+        if home.has_folder(NEW) and not home.has_folder(MOVE) and not home.has_folder(CLEAR):
+            home.replace(NEW, CLEAR)
+            home.sync()
+        if home.has_folder(CLEAR):
+            for name in OWN:
+                remove(folder / name)
+            home.sync()
+            home.replace(CLEAR, MOVE)
+            home.sync()
+        if home.has_folder(MOVE):
+            _move(folder / MOVE, folder)
+            home.sync()
 
 
 def recover(folder: Path) -> None:
     """Finish a change that was cut off; remove what a killed run has left that had nothing to save. Arrays without a
     manifest stay."""
-    new = folder / NEW
-    if new.is_dir() and not manifests(new / "checkpoints")[0]:
-        remove(new, everything=True)
+    if _is_folder(folder / NEW) and not manifests(folder / NEW / "checkpoints")[0]:
+        remove(folder / NEW, everything=True)
     for name in (NEW, CLEAR, MOVE):
         remove_parts(folder / name)
     take_over(folder)
@@ -128,27 +127,34 @@ def lost(folder: Path, step: int) -> list[int]:
     return left if newest < 0 and len(left) > 1 else [at for at in left if 0 < at <= step]
 
 
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 def _move(source: Path, target: Path) -> None:
     """Move all entries of a folder, into folders that exist already; run.json comes last."""
-    for path in sorted(source.iterdir(), key=lambda path: (path.name == "run.json", path.name)):
-        place = target / path.name
-        if path.is_dir() and place.is_dir():
-            _move(path, place)
-        else:
-            os.replace(path, place)
+    with opened(source) as here, opened(target) as there:
+        for name in sorted(here.names(), key=lambda name: (name == "run.json", name)):
+            if name in FOLDERS and here.has_folder(name) and there.has_folder(name):
+                _move(source / name, target / name)
+            else:
+                here.replace(name, name, there)
     source.rmdir()
 
 
 def remove(path: Path, everything: bool = False) -> None:
     """Remove a file of a run, or what it has in a folder; what others have put there stays. everything: a folder that
-    is gradloom's own."""
-    if path.is_symlink() or not path.is_dir():
+    is gradloom's own. Of a link the link itself is removed."""
+    if not _is_folder(path):
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):
             path.unlink()
-        return
-    names = OWN.get(path.name)
-    for entry in path.iterdir():
-        if everything or (names is not None and names.fullmatch(entry.name) and not entry.is_dir()):
-            remove(entry, everything)
-    with contextlib.suppress(OSError):  # a folder in which others have files
-        path.rmdir()
+    elif everything:
+        shutil.rmtree(path)  # which follows no links
+    else:
+        names = OWN.get(path.name)
+        with opened(path) as folder:
+            for entry in folder.names():
+                if names is not None and names.fullmatch(entry) and not folder.has_folder(entry):
+                    folder.unlink(entry)
+        with contextlib.suppress(OSError):  # a folder in which others have files
+            path.rmdir()

@@ -31,10 +31,10 @@ from ..base.arguments import as_bool
 from ..base.clock import utc
 from ..base.described import Described, parse_object
 from ..base.errors import DataError, FileError, SettingError
-from ..files.atomic import atomic_write, claim
+from ..files.atomic import atomic_inside, claim, write_inside
 from ..files.checkpoint_files import Saved, manifests, plain, remove_unnamed
+from ..files.inside import opened
 from ..files.lock import is_locked
-from ..files.regular import open_regular
 from ..files.targets import reason_of
 from .checkpoint import Checkpoints, say
 from .run_files import CLEAR, MOVE, NEW, OWN, PLACES, check_appended, check_files, lost, recover, remove, take_over
@@ -160,7 +160,7 @@ class RunFolder:
         with self._lock:
             if self._staged:
                 for name in (MOVE, CLEAR):
-                    if (self.folder / name).is_dir():
+                    if os.path.lexists(self.folder / name):
                         return self.folder / name
                 return self.folder / NEW
             return self.folder
@@ -205,12 +205,12 @@ class RunFolder:
         if not self._marked:
             with self._lock:
                 try:
-                    self._place.mkdir(parents=True, exist_ok=True)
-                    for name, make in self.files.items():
-                        with atomic_write(self._place / name) as out:
-                            out.write(make())
-                    for name in self.appended:
-                        open(self._place / name, "ab").close()
+                    with opened(self._place, create=True) as place:
+                        for name, make in self.files.items():
+                            with atomic_inside(place, name) as out:
+                                out.write(make())
+                        for name in self.appended:
+                            os.close(place.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
                     self._write()
                 except OSError as error:
                     raise FileError(f"{self.shown}: cannot be written: {reason_of(error)}") from None
@@ -225,8 +225,7 @@ class RunFolder:
 
     def _write(self) -> None:
         about = {**self._about, "pid": os.getpid(), "host": socket.gethostname()}
-        with atomic_write(self._place / "run.json") as out:
-            out.write(json.dumps({"format": 1, **about}, indent=1).encode() + b"\n")
+        write_inside(self._place / "run.json", json.dumps({"format": 1, **about}, indent=1).encode() + b"\n")
 
     def _saved(self, manifest: Path) -> None:
         """A checkpoint is complete, with or without a run.json beside it; in the thread of its writer."""
@@ -318,7 +317,7 @@ def read_run(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        with open_regular(path) as file:
+        with opened(path.parent) as folder, folder.read(path.name) as file:
             about = parse_object(file.read(_RUN_BYTES).decode(), "run.json")
         said = Described(about, "run.json")
         said.whole("format", 1), said.text("kind", KINDS), said.text("state", STATES), said.text("begun")

@@ -28,13 +28,15 @@ from ..base.arguments import as_bool, as_whole
 from ..base.errors import NonFiniteError, SettingError, TrainError
 from ..base.interrupts import StopTraining
 from ..base.interval import as_interval
-from ..base.terminal import to_stderr
+from ..base.schema import whole
+from ..base.terminal import in_one_line, to_stderr
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
-from ..step.state import TrainState
+from ..step.state import TrainState, need_schema
 from .identity import FILES, Identity, Resumable, identity_of
 from .result import Evaluation
 from .run_folder import RunFolder
+from .state_schemas import ABOUT
 from .stopping import monitored
 
 EVERY = "5min"
@@ -95,6 +97,8 @@ class Saver:
     def share(self) -> None:
         """All ranks take over what rank 0 has read; they call it together."""
         resumed = None if self.folder is None else self.folder.resumed
+        if resumed is not None:
+            need_schema(ABOUT, resumed.about, f"{resumed.path}: about")
         entries, about = ({}, {}) if resumed is None else (resumed.entries, resumed.about)
         if self.ranks is None:
             found, self.about, self.entries = resumed is not None, about, entries
@@ -114,7 +118,11 @@ class Saver:
     def size(self, name: str, most: int) -> int | None:
         """A size that the run was saved with, such as "micro_batch_size", of at most so many rows; None for a run that
         starts anew."""
-        return None if self.entries is None else min(self.about["settings"][name], most)
+        if self.entries is None:
+            return None
+        saved = self.about["settings"].get(name)
+        need_schema(whole(1), saved, f"{self.path}: about.settings.{name}")
+        return min(saved, most)
 
     def begin(self, loop: Resumable) -> None:
         """The loop is about to run: load the state that it goes on from. TrainError naming what differs from the run
@@ -146,7 +154,7 @@ class Saver:
 
     def compare(self, identity: Identity) -> None:
         """TrainError naming what differs from the run of the checkpoint."""
-        differ = identity.differences(self.about)
+        differ = [in_one_line(text, 500) for text in identity.differences(self.about)]
         if differ:
             need = "need the same, or --overwrite (overwrite=True) to start anew"
             raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; {need}")
@@ -161,7 +169,7 @@ class Saver:
         if identity.unknown:
             text = f"{self.path}: whether these do the same as before is not known: {', '.join(identity.unknown)}"
             to_stderr(text)
-        other = identity.other_environment(self.about)
+        other = [in_one_line(text, 500) for text in identity.other_environment(self.about)]
         if other:
             text = f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised"
             to_stderr(text)

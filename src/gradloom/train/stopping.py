@@ -13,7 +13,9 @@ from ..base.arguments import as_bool, nearest
 from ..base.errors import DataError, SettingError, TrainError
 from ..base.habits import KeywordHints
 from ..base.interrupts import StopTraining
+from ..base.schema import Schema, anything, array, flag, mapping, number, optional, shown_name, table, whole
 from ..graph.stored import copies, replace
+from ..step.state import matching, need_schema
 from .callbacks import Callback
 from .metrics import Metric
 from .scores import HIGHER, score_metric
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
     from .split import Split
     from .trainer import Trainer
 
+_KEPT = "weights."  # before the name of an array of the best epoch
+_FIELDS: dict[str, Schema] = {
+    "best": number(finite=False), "best_epoch": whole(), "best_step": optional(whole()), "waited": whole(),
+    "stopped": flag,
+}  # fmt: skip
+_WEIGHTS: dict[str, Schema] = {r"weights\..+": array()}
+STATE = table(_FIELDS, _WEIGHTS)
+_STATE_OF_SUBCLASS = table(_FIELDS, _WEIGHTS | {".*": anything})
 _HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")  # how names end of what is to be large
 
 
@@ -84,23 +94,36 @@ class EarlyStopping(Callback, KeywordHints):
         self._trainer = getattr(loop, "trainer", loop)
         self._evaluates = bool(getattr(loop, "evaluator", False))
         if loop is self._trainer and loop is not None:
-            loop.train_state.register("early stopping", self.state, lambda values: partial(self.load_state, values))
+            loop.train_state.register("early stopping", self.state, self._loading, schema=mapping(anything))
 
     def state(self) -> dict[str, Any]:
         """What it remembers from epoch to epoch; weights.NAME: arrays of the best epoch."""
-        weights = {f"weights.{name}": array for name, array in self._weights.items()}
+        weights = {f"{_KEPT}{name}": array for name, array in self._weights.items()}
         return {
             "best": self.best, "best_epoch": self.best_epoch, "best_step": self.best_step, "waited": self._waited,
             "stopped": self.stopped, **weights,
         }  # fmt: skip
 
+    def check_state(self, values: Mapping[str, Any]) -> None:
+        """TrainError where these are not what `state` gives. A subclass may have further values."""
+        schema = STATE if type(self).state is EarlyStopping.state else _STATE_OF_SUBCLASS
+        need_schema(schema, values, "load: early stopping")
+        if self._trainer is not None:
+            model = self._trainer.train_state.arrays("model")
+            known = {f"{_KEPT}{name}": stored for name, stored in model.items() if f"{_KEPT}{name}" in values}
+            matching("early stopping", {name: values[name] for name in known}, known)
+
+    def _loading(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        self.check_state(values)
+        return partial(self.load_state, values)
+
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Take back what `state` gave; TrainError as for check_state."""
+        self.check_state(values)
         self.best, self.best_epoch = float(values["best"]), int(values["best_epoch"])
         self.best_step = values["best_step"]
         self._waited, self.stopped = int(values["waited"]), bool(values["stopped"])
-        kept = "weights."
-        self._weights = {name.removeprefix(kept): a for name, a in values.items() if name.startswith(kept)}
+        self._weights = {name.removeprefix(_KEPT): a for name, a in values.items() if name.startswith(_KEPT)}
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """The validation sets were measured; StopTraining when there were enough evaluations without improvement."""
@@ -157,6 +180,9 @@ class EarlyStopping(Callback, KeywordHints):
         """The training has ended."""
         if self._trainer is not None and self._weights:
             named = self._trainer.train_state.arrays("model")
+            unknown = [name for name in self._weights if name not in named]
+            if unknown:
+                raise TrainError(f"EarlyStopping: {shown_name(unknown[0])} is not in this model; need the same model")
             replace({named[name]: array for name, array in self._weights.items()})
             self.restored = self.best_epoch, self.best_step
         self._weights, self._trainer = {}, None
