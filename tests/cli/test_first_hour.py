@@ -75,28 +75,30 @@ def test_commands_without_progress_do_not_take_it(capsys):
 
 
 def contents(folder):
-    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_resuming_a_finished_fit_changes_nothing(here, capsys):
-    assert run(*FIT, "--out", "a", capsys=capsys)[0] == 0
+def test_resuming_a_finished_fit_reports_it_and_its_results(here, capsys):
+    code, first, _ = run(*FIT, "--out", "a", "--json", capsys=capsys)
     before = contents(here)
-    code, out, err = run("fit", "--out", "a", "--resume", capsys=capsys)
-    assert (code, out, err.count("\n")) == (0, "", 1) and "finished" in err and contents(here) == before
-    code, out, err = run(*FIT, "--out", "a", "--resume", "--json", capsys=capsys)
-    assert code == 0 and json.loads(out)["state"] == "finished" and contents(here) == before
+    code, out, err = run("fit", "--out", "a", "--resume", "--json", capsys=capsys)
+    assert code == 0 and "has finished" in err and contents(here)["a/model.safetensors"] == before["a/model.safetensors"]
+    assert json.loads(out)["test_accuracy"] == json.loads(first)["test_accuracy"]
     assert run(*FIT, "--out", "a", "--resume", "--lr", 0.5, capsys=capsys)[0] == 2  # another run: refused as ever
     (here / "a" / "model.safetensors").unlink()  # what is lost is written again
     assert run("fit", "--out", "a", "--resume", capsys=capsys)[0] == 0 and (here / "a" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("out", ["a.gguf", "peft"])
-def test_resuming_a_finished_finetune_changes_nothing(here, capsys, out):
+def test_resuming_a_finished_finetune_reports_it(here, capsys, out):
     write(here)
     assert run(*TUNE, "--out", out, capsys=capsys)[0] == 0
     before = contents(here)
-    code, shown, err = run("finetune", "--out", out, "--resume", capsys=capsys)
-    assert (code, shown, err.count("\n")) == (0, "", 1) and "finished" in err and contents(here) == before
+    code, _, err = run("finetune", "--out", out, "--resume", capsys=capsys)
+    after = contents(here)
+    assert code == 0 and "has finished" in err
+    assert [name for name in before if name.startswith(out) and ".run" not in name and after[name] != before[name]] == []
 
 
 def test_data_that_changed_is_not_a_finished_run(here, capsys):

@@ -86,9 +86,7 @@ def test_info_of_what_is_not_run_here(capsys, tmp_path):
 
 def test_info_of_real_files(capsys):
     code, out, _ = run(capsys, "info", need("gguf/stories260K.gguf"))
-    assert (
-        code == 0 and "parameters  292,800, 32.00 bits each\n" in out and "padding 4294967295, no chat template" in out
-    )
+    assert code == 0 and "parameters  292,800, 32.00 bits each\n" in out and "4294967295" not in out
     code, out, _ = run(capsys, "info", need("gguf/vocab/ggml-vocab-qwen2.gguf"))
     assert code == 0 and "vocabulary  151936 pieces, model gpt2, split as qwen2, begin 151643" in out
     assert "rope        base 1e+06\n" in out and "tensor" not in out

@@ -88,7 +88,7 @@ VALUES: list[tuple[str, str, Any]] = [
 @pytest.mark.parametrize("name, path, value", VALUES, ids=[f"{path}={str(value)[:30]}" for _, path, value in VALUES])
 def test_a_value_out_of_the_schema(seeds, tmp_path, name, path, value):
     said = refused(seeds[name], tmp_path / "run", changed(seeds[name], path, value))
-    words = [*re.split(r"[./]", path), *(value if isinstance(value, dict) else ())]
+    words = [*re.split(r"[./]", path), *map(str, value if isinstance(value, (dict, list)) else ())]
     assert any(word in said for word in words if len(word) > 3), said
 
 

@@ -31,7 +31,7 @@ from .common import (
 from .config import Asked, command
 from .finetune_settings import FinetuneSettings, inputs_of, reading, resumed, run_beside, settle, trained, training
 from .run_settings import shown_layers
-from .saved_settings import SETTINGS, Inputs, digest, is_finished, saved, share_digests
+from .saved_settings import SETTINGS, Inputs, digest, saved, share_digests
 
 if TYPE_CHECKING:
     from ..llm.finetune import Run
@@ -46,12 +46,6 @@ def run(asked: Asked[FinetuneSettings]) -> int:
     far is saved, and --resume goes on.
     """
     asked = resumed(asked)
-    if asked.values.get("resume") and "out" in asked.values:
-        from ..llm.lora import files_of_adapter
-
-        out = str(asked.values["out"])
-        if is_finished(asked, asked.values.get("run") or run_beside(out), *map(str, files_of_adapter(out))):
-            return 0
     with asked.naming_places(), contextlib.ExitStack() as claimed:
         use = settle(asked)
         with told_when_stopped(use.json, model=use.model, data_file=use.data, out=None):

@@ -31,7 +31,7 @@ from .fit_report import (
     write_result,
 )
 from .fit_settings import FitSettings, Group, prepared, rows_of, settle
-from .saved_settings import SETTINGS, Inputs, beside_run, is_finished
+from .saved_settings import SETTINGS, Inputs, beside_run
 from .setting import settings_of
 
 if TYPE_CHECKING:
@@ -46,12 +46,7 @@ def run(asked: Asked[FitSettings]) -> int:
     bring no test rows, a fifth of them is held out and measured at the end.
     """
     asked = beside_run(asked, asked.values.get("out", settings_of(FitSettings)["out"].default))
-    from .model import MODEL, RESULT
-
-    out = str(asked.values.get("out", settings_of(FitSettings)["out"].default))
     with asked.naming_places():
-        if is_finished(asked, out, *(os.path.join(out, name) for name in (MODEL, RESULT))):
-            return 0
         return _fit(prepared(asked.settings()), asked.ranks)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..base.errors import FileError, GradloomError
-from .common import command_line, json_text, say
+from .common import command_line
 from .config import Asked
 from .setting import Place, checked, settings_of, shown
 from .settings_file import parse_toml, read, save
@@ -126,50 +126,6 @@ def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -
                 raise SettingError(f"--resume: {os.fspath(folder)}: {_without_settings(Path(folder), missing)}")
     found = found if asked.ranks is None else asked.ranks.gather(found)[0]
     return asked.beside({name: value for name, value in found.items() if name not in without}, file)
-
-
-def is_finished(asked: Asked[Any], folder: str | os.PathLike[str], *outputs: str) -> bool:
-    """Whether the run that is to be resumed has finished, and nothing that is given would go on with it: then this is
-    said. outputs: the files that it has written."""
-    from ..files.lock import is_locked
-    from ..parallel.agree import agreed, is_root
-    from ..train.run_folder import read_run
-
-    if not asked.values.get("resume"):
-        return False
-    done = False
-    with agreed(asked.ranks):
-        about, file = read_run(folder) if is_root(asked.ranks) else None, os.path.join(folder, SETTINGS)
-        whole = about is not None and about["state"] == "finished" and all(map(os.path.exists, (file, *outputs)))
-        if about is not None and whole and not is_locked(Path(folder), True):
-            saved, known = read(asked.kind, file), settings_of(asked.kind)
-            given = {name: value for name, value in asked.values.items() if name not in asked.files}
-            done = all(_same(saved.get(name), value) for name, value in given.items() if known[name].is_saved)
-            done = done and not given.get("overwrite") and _same_inputs(parse_toml(file).get("run"), saved)
-        if done and about is not None:
-            say(f"{os.fspath(folder)}: this run has finished, after {about['step']:,} steps; nothing is changed")
-            if asked.values.get("json"):
-                print(json_text({"run": os.fspath(folder), "state": "finished", "steps": about["step"]}))
-    return done if asked.ranks is None else bool(asked.ranks.gather(done)[0])
-
-
-def _same(saved: Any, given: Any) -> bool:
-    """Whether a setting is the saved one; paths are saved whole."""
-    return bool(saved == given or (isinstance(given, str) and os.path.abspath(given) == saved))
-
-
-def _same_inputs(about: Any, values: Mapping[str, Any]) -> bool:
-    """Whether the files that the run has read hold what they held. about: the table [run] of its settings."""
-    digests = about.get("digests") if isinstance(about, dict) else None
-    for name, then in (digests if isinstance(digests, dict) else {}).items():
-        setting, _, key = name.partition(".")
-        path = values.get(setting)
-        try:
-            if digest(str(path.get(key) if isinstance(path, dict) else path)) != then:
-                return False
-        except (OSError, FileError):
-            return False
-    return True
 
 
 def _without_settings(folder: Path, missing: list[str]) -> str:

@@ -73,6 +73,7 @@ class Resumable(Protocol):
     contents: dict[str, Callable[[], Sequence[Any]]]
     ends: list[int]
     steps: int
+    steps_total: int
     history: History
     stopped: bool
 

@@ -149,8 +149,9 @@ class Saver:
         if self.folder is not None and loop.history:
             self.folder.note(epoch=loop.history[-1].epoch, latest=loop.history[-1].numbers())
         if loop.stopped and is_root(self.ranks):
-            text = f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished"
-            to_stderr(text)
+            to_stderr(f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished")
+        elif loop.steps >= loop.steps_total and loop.is_between_passes and is_root(self.ranks):
+            to_stderr(f"{self.path}: this run has finished, after {loop.steps:,} steps; more epochs continue it")
 
     def compare(self, identity: Identity) -> None:
         """TrainError naming what differs from the run of the checkpoint."""
