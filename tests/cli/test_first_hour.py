@@ -83,7 +83,9 @@ def test_resuming_a_finished_fit_reports_it_and_its_results(here, capsys):
     code, first, _ = run(*FIT, "--out", "a", "--json", capsys=capsys)
     before = contents(here)
     code, out, err = run("fit", "--out", "a", "--resume", "--json", capsys=capsys)
-    assert code == 0 and "has finished" in err and contents(here)["a/model.safetensors"] == before["a/model.safetensors"]
+    assert (
+        code == 0 and "has finished" in err and contents(here)["a/model.safetensors"] == before["a/model.safetensors"]
+    )
     assert json.loads(out)["test_accuracy"] == json.loads(first)["test_accuracy"]
     assert run(*FIT, "--out", "a", "--resume", "--lr", 0.5, capsys=capsys)[0] == 2  # another run: refused as ever
     (here / "a" / "model.safetensors").unlink()  # what is lost is written again
@@ -98,7 +100,9 @@ def test_resuming_a_finished_finetune_reports_it(here, capsys, out):
     code, _, err = run("finetune", "--out", out, "--resume", capsys=capsys)
     after = contents(here)
     assert code == 0 and "has finished" in err
-    assert [name for name in before if name.startswith(out) and ".run" not in name and after[name] != before[name]] == []
+    assert [
+        name for name in before if name.startswith(out) and ".run" not in name and after[name] != before[name]
+    ] == []
 
 
 def test_data_that_changed_is_not_a_finished_run(here, capsys):
