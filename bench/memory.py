@@ -75,7 +75,7 @@ def tuning(model: str, text: str, method: str, kind: str, context: int, batch: i
     adapter = gl.llm.LoRA(rank=8, targets="all") if method == "lora" else gl.llm.TrainedTensors("all", "f32")
     run = gl.llm.Run(model, text, adapter, context=context, batch_size=batch, steps=2)
     run.train(progress=False)
-    return {"promised": run.memory().total, "taken": resident("VmHWM") - base}
+    return {"promised": run.memory().need, "taken": resident("VmHWM") - base}
 
 
 def of_process(*arguments: Any) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""Bytes as a user writes them."""
+"""Bytes as a user writes them; resident memory."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,3 +41,11 @@ def test_what_is_no_number_of_bytes(given: Any) -> None:
     seen = " ".join(repr(given).split())[:60]
     with pytest.raises(SettingError, match=re.escape(f"gpu_memory={seen}") + ".* need bytes, or a text such as '4GiB'"):
         as_bytes("gpu_memory", given)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
+def test_the_peak_of_a_process_does_not_include_that_of_its_parent() -> None:
+    held = np.ones(400 << 20, np.uint8)  # touched: resident in this process
+    shown = "from gradloom.base.memory import resident_peak; print(resident_peak())"
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    assert 1 << 20 < int(done.stdout) < held.nbytes

@@ -17,7 +17,10 @@ from tests.llm.random_models import write
 ROOT = Path(__file__).parents[2]
 WORDS = ["once", "upon", "a", "time", "there", "was", "a", "little", "girl", "who", "played", "with", "her", "dog"]
 # What a run measures, and the names of files that it was given to write
-MEASURED = {"seconds", "tokens_per_second", "peak_bytes", "resident_before_bytes", "available_bytes", "out"}
+MEASURED = {
+    "seconds", "tokens_per_second", "peak_bytes", "resident_before_bytes", "available_bytes", "out",
+    "base_bytes", "reading_bytes", "planned_total_bytes",
+}  # fmt: skip
 READS = ["--text-key t", "--prompt-key p", "--completion-key c", "--messages-key m", "--as-chat"]
 READS += ["--chat-template tpl.jinja", "--loss-on assistant", "--skip-bad-lines"]  # of which a text heeds none
 TRAIN = "finetune m.gguf t.txt --context 32 --lr 0.01 --out o.gguf"

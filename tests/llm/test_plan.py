@@ -95,7 +95,7 @@ def test_a_plan_without_data_is_no_less_than_that_of_a_run(path, text):
         run.prepare()
         made = run.memory()
         for one in (field.name for field in dataclasses.fields(planned)):
-            if one not in ("inputs", "available", "device", "on_device", "layers"):
+            if one not in ("inputs", "available", "base", "reading", "device", "on_device", "layers"):
                 assert getattr(planned, one) >= getattr(made, one), (one, options)
 
 
@@ -156,6 +156,34 @@ def test_a_run_takes_what_its_plan_promised(tmp_path, method):
     found = json.loads(done.stdout.splitlines()[-1])
     promised, taken = found["promised"], found["taken"]
     assert 0.9 * promised <= taken <= promised + max(0.03 * promised, 16 << 20), found
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from gradloom.cli.main import main
+code = main(sys.argv[1:])
+print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("size", [20_000, 2_000_000], ids=["training", "reading"])
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
+def test_planned_total_bytes_is_the_peak_of_the_process(tmp_path, size):
+    """Of a small model: most of it is the interpreter and its libraries, or the reading of a large text."""
+    from examples.random_gguf import SHAPES, write_random
+
+    model, text = write_random(tmp_path / "m.gguf", **SHAPES["small"]), tmp_path / "t.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * (size // 44))
+    words = [model, text, "--context", 128, "--steps", 2, "--out", tmp_path / "a.gguf", "--threads", 2, "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "finetune", *map(str, words)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    *_, report, kib = done.stdout.splitlines()
+    planned, peak = json.loads(report)["planned_total_bytes"], int(kib) * 1024
+    assert 0.9 * planned <= peak <= planned + max(0.03 * planned, 16 << 20), (planned, peak)
 
 
 HUGE = {
@@ -250,9 +278,10 @@ def test_command(capsys, path):
     code, out, err = command(capsys, path, "--context", 64, "--rank", 4, "--json")
     found = json.loads(out.splitlines()[-1])
     assert code == 0 and err == "" and "it fits" in out and "mapped from the file" in out
-    assert "data             on top: about 12 bytes for each token\n" in out
+    assert "data             on top: about 12 bytes for each token" in out
     assert found["planned_bytes"] == found["arena_bytes"] + found["threads"] * found["scratch_bytes"]
-    assert found["peak_bytes"] > found["weights_bytes"] + found["planned_bytes"] and found["fits"] is True
+    assert found["needed_bytes"] > found["weights_bytes"] + found["planned_bytes"] and found["fits"] is True
+    assert found["peak_bytes"] == found["base_bytes"] + found["needed_bytes"] and found["reading_bytes"] == 0
     assert found["lower_bound_bytes"] <= found["arena_bytes"] < found["unshared_bytes"]
 
 
@@ -301,5 +330,6 @@ def test_a_settings_file_and_lines_to_skip(capsys, path, tmp_path):
     for words in (["--config", file, "--skip-bad-lines"], [path, data, "--context", 16, "--skip-bad-lines"]):
         code, out, err = command(capsys, *words, "--json")
         assert code == 0, err
-        found.append(json.loads(out.splitlines()[-1]) | {"available_bytes": 0})
+        measured = ("available_bytes", "base_bytes", "reading_bytes", "peak_bytes")
+        found.append({k: v for k, v in json.loads(out.splitlines()[-1]).items() if k not in measured})
     assert found[0] == found[1]

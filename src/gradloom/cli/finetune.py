@@ -224,7 +224,7 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
             lines.append((name, f"loss {report[key]:.4f}" + ("" if math.isnan(spread) else f" +- {spread:.4f}")))
     speed = report["tokens_per_second"] or 0
     lines.append(("time", f"{duration(run.seconds)}, {rate(speed)} tokens/s"))
-    memory = f"{show_bytes(report['peak_bytes'])} at most; {show_bytes(planned.total)} of them planned"
+    memory = f"{show_bytes(report['peak_bytes'])} at most; {show_bytes(planned.total)} planned"
     lines.append(("memory", f"{memory}, {show_bytes(before)} held before the first step"))
     if planned.on_device is not None:
         lines.append((f"on {planned.device}", f"{show_bytes(planned.on_device.total)} of its memory"))

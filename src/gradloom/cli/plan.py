@@ -17,8 +17,9 @@ def run(asked: Asked[Any]) -> int:
 
     The options are those of finetune. With DATA, which is read, the bytes are those of that run; without, of a run with
     validation on data that do not fill their last batches, and all rows of the data come on top, about 12 bytes a
-    token. With --device gpu also the bytes of all buffers that it will hold there; how many it has cannot be asked of
-    it. Nothing runs and nothing large is allocated. Exit code 0: it fits; 2: it does not, and stderr says what would.
+    token; so does the memory for reading them. With --device gpu also the bytes of all buffers that it will hold there;
+    how many it has cannot be asked of it. Nothing runs and nothing large is allocated. Exit code 0: it fits; 2: it does
+    not, and stderr says what would.
     """
     with asked.naming_places():
         use = asked.settings()
@@ -32,7 +33,9 @@ def run(asked: Asked[Any]) -> int:
     if layers is not None and planned.layers is None:
         say("all blocks on the CPU")
     rows = [("model", str(loaded.config)), *planned.lines()]
-    columns(rows if use.data is not None else [*rows, ("data", "on top: about 12 bytes for each token")])
+    if use.data is None:
+        rows.append(("data", "on top: about 12 bytes for each token; reading it can set a higher peak"))
+    columns(rows)
     if use.json:
         about = {"model": use.model, "method": use.method, "optimizer": use.optimizer}
         print(json_text(about | planned.report()))

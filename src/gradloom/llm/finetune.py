@@ -45,7 +45,7 @@ from .earlier_run import EarlierRun, about_adapter
 from .gpu_layers import check_layers
 from .lora import LoRA, TrainedTensors, files_of_adapter
 from .model import Adapter, Model, model_of
-from .plan import MemoryPlan, check_trained, memory_of, placed, sizes_of
+from .plan import MemoryPlan, base_bytes, check_trained, memory_of, placed, sizes_of
 from .records import records_of
 from .rows import Rows, read_rows
 from .sample_texts import SampledText
@@ -145,6 +145,7 @@ class Run(Tuning):
         **settings: Any,
     ) -> None:
         asked, ranks, exchange, options = split_arguments(settings, Run)
+        self._base = base_bytes()
         with contextlib.ExitStack() as stack:
             with agreed(ranks):
                 if options.get("backend") == "numpy":  # computes without a plan
@@ -177,6 +178,7 @@ class Run(Tuning):
                 rows = read_rows(
                     loaded, data, asked.context, asked.val_split, asked.seed, val, trained, **(data_options or {})
                 )  # fmt: skip
+                self._reading = memory.resident_peak()
                 memory.trim()
                 self.train_rows, self.val_rows = rows.train, rows.val
                 job = Job(loaded, trained, asked, *sizes_of(rows, eval_rows), ranks, exchange, self.saver, options)
@@ -238,7 +240,8 @@ class Run(Tuning):
 
     def memory(self) -> MemoryPlan:
         """The memory that the run needs, once it is prepared."""
-        return memory_of(self, "tokenizer" in vars(self.model), self._memory)
+        found = memory_of(self, "tokenizer" in vars(self.model), self._memory)
+        return replace(found, base=self._base, reading=self._reading)
 
     def train(self, progress: bool = True) -> Run:
         """All steps that are left; see finetune. After an interruption, called again, it goes on with a new pass.

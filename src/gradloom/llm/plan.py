@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +68,8 @@ class MemoryPlan:
                    largest, the rest of huge pages, the tokenizer
     lower_bound    the most bytes of the arena that are alive at once
     unshared       the arena if no two buffers shared bytes
+    base           resident memory of the process before the run: Python, libraries, and what the caller holds
+    reading        peak of resident memory of the process when the data has been read; 0 where no data is read
     available      of this machine (or of the limit that the process lives under), or None where it is not known
     device         where the steps run; on_device: the bytes of all buffers that they hold there, with the arena; None
                    where they compute in this process's memory
@@ -89,6 +91,8 @@ class MemoryPlan:
     unshared: int
     steps: int
     available: int | None
+    base: int = field(default=0, compare=False)  # measured
+    reading: int = field(default=0, compare=False)
     device: str = "cpu"
     on_device: DeviceBytes | None = None
     layers: GpuLayers | None = None
@@ -112,19 +116,25 @@ class MemoryPlan:
         return self.arena + self.scratch * self.threads
 
     @property
-    def total(self) -> int:
-        """The peak of this process: all of it, but for what lies on a device."""
+    def need(self) -> int:
+        """The memory of the run on top of `base`, without what is stored on a device."""
         return self.weights + self.own
 
     @property
+    def total(self) -> int:
+        """The planned peak of resident memory of this process: `base` + `need`, or `reading` if larger. Without data,
+        reading is not included."""
+        return max(self.base + self.need, self.reading)
+
+    @property
     def fits(self) -> bool:
-        return self.available is None or self.total <= self.available
+        return self.available is None or self.need <= self.available
 
     def check(self) -> None:
         """SettingError when this machine has not the memory: before anything runs."""
         if self.available is not None:
-            what = f"plan: {show_bytes(self.total)} of memory are needed"
-            need_memory(self.total, what, self.hint(), available=self.available)
+            what = f"plan: {show_bytes(self.need)} of memory are needed"
+            need_memory(self.need, what, self.hint(), available=self.available)
 
     def hint(self) -> str:
         """What would need less, by what needs the most."""
@@ -167,16 +177,26 @@ class MemoryPlan:
             rows.append(("uploaded", f"{show_bytes(self.on_device.uploaded)} before the first step"))
         rows += [
             ("process", f"{show_bytes(self.process)}: graphs, bytecode, tokenizer, huge pages"),
-            ("peak" if self.on_device is None else "peak here", show_bytes(self.total)),
+            ("needed" if self.on_device is None else "needed here", show_bytes(self.need)),
+            ("base", f"{show_bytes(self.base)}: Python and its libraries, held before the run"),
+            ("peak" if self.on_device is None else "peak here", show_bytes(self.total) + self._reading()),
         ]
         if self.available is not None:
             rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
         return rows
 
+    def _reading(self) -> str:
+        return ", while the data was read" if self.reading > self.base + self.need else ""
+
     def report(self) -> dict[str, Any]:
         """For --json: each number under <name>_bytes; where the steps run on a GPU, what they hold there, too."""
         numbers = {f"{k}_bytes" if k not in PLAIN else k: v for k, v in asdict(self).items() if k not in APART}
-        numbers |= {"peak_bytes": self.total, "planned_bytes": self.planned, "fits": self.fits}
+        numbers |= {
+            "needed_bytes": self.need,
+            "peak_bytes": self.total,
+            "planned_bytes": self.planned,
+            "fits": self.fits,
+        }
         return numbers | told_of(self)
 
 
@@ -208,11 +228,12 @@ def plan(
 
     With data it is what the run will hold, by the byte; they are read for it. Without: of a run with validation, unless
     val_split=0, on rows that do not fill their last batches; finetune holds all rows of its data, about 12 bytes a
-    token more. model, adapter: objects, or the paths of their files. device: where the steps would run, "cpu", "gpu",
-    "gpu:1"; for a GPU the bytes of all buffers there, none of which is made.
+    token more, and its peak can be that of reading the data. model, adapter: objects, or the paths of their files.
+    device: where the steps would run, "cpu", "gpu", "gpu:1"; for a GPU the bytes of all buffers there, none of which is
+    made.
     Raises SettingError for settings that finetune refuses, BackendError where there is no such device.
     """
-    there = memory.memory()
+    base, there = base_bytes(), memory.memory()
     refuse_settings(settings, "plan", ("on_epoch", "on_progress", "backend"))
     asked, ranks, exchange, options = split_arguments(settings, plan)
     check_layers("plan", gpu_layers, gpu_memory, **options)
@@ -235,7 +256,18 @@ def plan(
         job = replace(job, val_rows=validated, held=job.rows + validated)
     job = placed("plan", job, gpu_layers, gpu_memory)
     found = memory_of(planned(job), data is None or "tokenizer" in vars(model), there)
-    return replace(found, layers=job.layers)
+    reading = 0 if data is None else memory.resident_peak()
+    return replace(found, layers=job.layers, base=base, reading=reading)
+
+
+def base_bytes() -> int:
+    """Resident memory of this process before a run, after loading the libraries that a run needs."""
+    import gguf  # noqa: F401
+    import tokenizers  # noqa: F401
+
+    from . import data, packing, tokenizer  # noqa: F401
+
+    return memory.resident()
 
 
 def _context(asked: Settings, model: Model) -> int:
