@@ -39,8 +39,8 @@ class Budgets:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "teardown":
-            _, package, *rest = report.nodeid.split("::")[0].split("/")
-            self.seconds[package if rest else "."] += dict(report.user_properties).get("cpu_seconds", 0.0)
+            folders = report.nodeid.split("::")[0].split("/")[1:-1]  # of tests/PACKAGE/.../test_x.py
+            self.seconds[folders[0] if folders else "."] += dict(report.user_properties).get("cpu_seconds", 0.0)
 
     def exceeded(self) -> dict[str, float]:
         return {name: s for name, s in self.seconds.items() if s > SECONDS.get(name, OTHER)}

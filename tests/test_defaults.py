@@ -58,7 +58,6 @@ DIFFERENT = {
     "val_split": "gl.fit leaves nothing out unless it is asked; " + DECIDED,
     "optimizer": "an object in Python, None for AdamW (dp_train: Adam, the same steps without weight decay); a name "
     "in commands and estimators",
-    "loss": "the command decides it by the task",
     "method": "gl.llm.finetune follows the adapter that it was given; without one it is lora, too",
     "out": "a folder for a model of a table, a file for an adapter",
     "schedule": DECIDED,

@@ -317,7 +317,7 @@ def test_data_hold_no_control_tokens_of_their_own(tmp_path, kind):
 
 
 def test_a_text_file_holds_no_control_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr("gradloom.llm.data._READ", 7)
+    monkeypatch.setattr("gradloom.llm.json_rows._READ", 7)
     tokenizer = chatml()
     path = tmp_path / "d.txt"
     path.write_text(f"once upon a time {TOKEN} the end")

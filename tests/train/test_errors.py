@@ -268,7 +268,7 @@ REFUSED = {
     ),
     "no data": (lambda **o: fit(net(), (X[:0], Y[:0]), **o), gl.DataError, "0 rows"),
     "data of text": (lambda **o: fit(net(), "data.csv", **o), gl.DataError, "data: got str"),
-    "a model of text": (lambda **o: fit("net", **o), gl.GraphError, "model: got str"),
+    "a model of text": (lambda **o: fit("net", **o), gl.DataError, "got a path"),
     "a function of nothing": (
         lambda **o: fit(lambda x: None, **o),
         gl.GraphError,

@@ -286,6 +286,9 @@ def _shard_rows(shards: np.ndarray, size: int, n: int) -> np.ndarray:
     return rows[rows < n]
 
 
+_IDS_OF_TEXTS = "; classes, ids = numpy.unique(labels, return_inverse=True) makes ids of texts"
+
+
 def _as_array(what: object, name: str) -> np.ndarray:
     try:
         array = as_array(name, what)
@@ -297,7 +300,8 @@ def _as_array(what: object, name: str) -> np.ndarray:
         raise ShapeError(f"{name}: {what_is(what)}; need an array whose first axis counts the rows")
     if array.dtype == object:
         seen = odd_object(array) or ", numbers: .astype(float) makes an array of them"
-        raise DTypeError(f"{name}: dtype object{seen}; need an array of numbers, or gl.data.read_table for a table")
+        need = _IDS_OF_TEXTS if name == "labels" else "; need an array of numbers, or gl.data.read_table for a table"
+        raise DTypeError(f"{name}: dtype object{seen}{need}")
     return array
 
 
@@ -316,8 +320,7 @@ def _as_labels(what: object, data_shape: tuple[int, ...]) -> np.ndarray:
     if labels.dtype.kind == "f":
         return labels if labels.dtype.name in _DATA and labels.dtype.isnative else labels.astype(np.float32)
     if labels.dtype.kind not in "iub":
-        texts = "; classes, ids = numpy.unique(labels, return_inverse=True) makes ids of texts"
-        texts = texts if labels.dtype.kind in "OUST" else ""
+        texts = _IDS_OF_TEXTS if labels.dtype.kind in "UST" else ""
         raise DTypeError(f"labels: dtype {labels.dtype}; need whole-number class ids or float rows{texts}")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]

@@ -52,6 +52,7 @@ _NUMBERS = "measured.numbers"
 _MEASURED: dict[str, Schema] = {
     r"measured\.numbers": mapping(any_number), r"measured\.row\..+": array(("float32", "float64"), ndim=1),
     r"measured\.(sum|weight)\..+": _sums, r"measured\.(counts|weights|labels|output\.[0-9]{1,4})": array(),
+    r"part\..+": array("float64", ndim=3),  # of several losses: [batches, pairs, (sum, weight)]
 }  # fmt: skip
 
 
@@ -62,6 +63,9 @@ def _of_one_result(values: Mapping[str, Any], name: str) -> None:
         raise DataError(f"{where}: {len(values['losses'])} losses with {len(values['weights'])} weights")
     if values["correct"] > values["counted"]:
         raise DataError(f"{where}: correct is {values['correct']} of {values['counted']} rows; need at most as many")
+    for key, value in values.items():
+        if key.startswith("part.") and (len(value) != len(values["losses"]) or value.shape[2] != 2):
+            raise DataError(f"{where}: {shown_name(key)} has shape {list(value.shape)}; need a pair of each batch")
     measured = {key: value for key, value in values.items() if key.startswith("measured.")}
     if _NUMBERS in measured and len(measured) > 1:
         raise DataError(f"{where}: {_NUMBERS} together with the arrays that they are computed from")
