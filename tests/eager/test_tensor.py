@@ -133,3 +133,21 @@ def test_tensors_inside_of_a_tape_keep_their_gradients():
             with pytest.raises(gl.GradientError, match=r"a list of tensors inside of a tape .*need ops.stack"):
                 make()
     assert gl.tensor([gl.tensor(1.0), gl.tensor(2.0)]).tolist() == [1.0, 2.0]
+
+
+def test_only_a_scalar_of_whole_numbers_is_a_position() -> None:
+    t = gl.tensor([[5.0, 6.0], [7.0, 8.0], [1.0, 2.0]])
+    row = t[0:1]
+    for x, index in (
+        (row, row[:, 0] > 10),
+        (t, t[0, 0] > 1),
+        (t, gl.tensor([2])),
+        (t, t[:, 0] > 5),
+        (t, (0, t[0] > 5)),
+    ):
+        with pytest.raises(gl.ShapeError, match=r"get_rows.*where"):
+            x[index]
+    with pytest.raises(gl.DTypeError):
+        range(gl.tensor([2]))  # type: ignore[arg-type]
+    assert t[gl.tensor(np.int32(2))].tolist() == [1.0, 2.0] and t[: gl.tensor(np.int32(1))].shape == (1, 2)
+    assert t[int(t[0, 0] > 1)].tolist() == [7.0, 8.0]
