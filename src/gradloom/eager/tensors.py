@@ -114,8 +114,8 @@ class Tensor(Value):
         return bool(self.item())
 
     def __index__(self) -> int:
-        if self.dtype.is_float or self.shape:
-            raise DTypeError(f"tensor: {describe(self)} as an index; need one whole number of shape (), or int(tensor)")
+        if self.dtype.is_float:
+            raise DTypeError(f"tensor: {describe(self)} as an index; need whole numbers, or int(tensor)")
         return int(self.item())
 
     def __format__(self, spec: str) -> str:
