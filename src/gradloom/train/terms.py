@@ -197,7 +197,7 @@ def _heeds(batch: Batch, roots: Sequence[Value | None], called: str) -> None:
         return
     if batch.weights.node not in reachable([v for v in roots if v is not None]):
         raise DataError(
-            f"{called}: rows have weights (of the data, or class_weight=), and this mean reads none; need "
+            f"{called}: there are row weights (of the data, or class_weight=), and this mean reads none; need "
             'ops.cross_entropy(logits, labels, weights), with weights = gl.input("weights", (n,)) in a graph; or one '
             "value per row"
         )
