@@ -83,10 +83,10 @@ def test_gradients_that_nobody_asked_for_before_a_write_are_refused() -> None:
 def test_what_assign_takes() -> None:
     p, q = gl.parameter(np.ones((2, 3)), "p"), gl.parameter(2.0, "q")
     for data, want in (
-        (gl.tensor(np.full((2, 3), 4.0)), 4.0), (np.full((2, 3), 5), 5.0), ([[6.0] * 3] * 2, 6.0), (p * 0.5, 3.0),
-        (p, 3.0), (ops.exp(p * 0.0), 1.0),
+        (gl.tensor(np.full((2, 3), 4.0)), 4.0), (np.full((2, 3), 5), 5.0), ([[6.0] * 3] * 2, 6.0),
+        (lambda: p * 0.5, 3.0), (p, 3.0), (lambda: ops.exp(p * 0.0), 1.0),
     ):  # fmt: skip
-        p.assign(data)
+        p.assign(data() if callable(data) else data)
         np.testing.assert_array_equal(p.numpy(), np.full((2, 3), want, np.float32))
     q.assign(3)
     q.assign(q + gl.tensor(1.5))
@@ -113,3 +113,60 @@ def test_a_parameter_as_an_array() -> None:
     with pytest.raises(TypeError):  # it would be a constant of the graph
         np.exp(p)
     assert isinstance(np.ones((2, 3), np.float32) * p, gl.graph.value.Value)
+
+
+def test_an_expression_made_before_a_parameter_changed_is_refused() -> None:
+    def pair() -> tuple[Any, Any]:
+        return gl.parameter([1.0, 2.0], "p"), gl.parameter([3.0, 4.0], "q")
+
+    for saved in (lambda p: p * 1, ops.copy, lambda p: ops.exp(p.T), lambda p: p.detach()):
+        p, q = pair()
+        old = saved(p)
+        p.assign(p - 5.0)
+        for target in (p, q):
+            with pytest.raises(gl.GraphError, match=r"p\.numpy\(\) or gl\.tensor\(p\)"):
+                target.assign(old)
+        assert p.numpy().tolist() == [-4.0, -3.0] and q.numpy().tolist() == [3.0, 4.0]
+    p, q = pair()
+    both = [p - q, q - p]
+    p.assign(both[0])
+    with pytest.raises(gl.GraphError, match="parameter p has changed"):
+        q.assign(both[1])
+    p, q = pair()
+    both = [gl.tensor(p) - gl.tensor(q), gl.tensor(q) - gl.tensor(p)]
+    p.assign(both[0])
+    q.assign(both[1])
+    assert q.numpy().tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("train", ["fit", "step", "trainer"])
+def test_a_lazy_copy_from_before_a_training_is_refused(train: str) -> None:
+    model = net()
+    copies, snapshots = [p * 1 for p in model.parameters()], [gl.tensor(p) for p in model.parameters()]
+    want = [p.numpy() for p in model.parameters()]
+    if train == "fit":
+        gl.fit(model, (X, Y), epochs=1, progress=False)
+    elif train == "step":
+        with gl.grad_tape() as tape:
+            loss = loss_of(model)
+        gl.optim.SGD(model.parameters(), lr=0.1).step(tape.backward(loss))
+    else:
+        gl.train.Trainer(model, optimizer=gl.optim.SGD(lr=0.1)).step(X, Y)
+    for p, copy in zip(model.parameters(), copies, strict=True):
+        with pytest.raises(gl.GraphError, match="numpy"):
+            p.assign(copy)
+    for p, snapshot, old in zip(model.parameters(), snapshots, want, strict=True):
+        p.assign(snapshot)
+        with pytest.raises(AttributeError, match=r"numpy\(\) or gl\.tensor"):
+            p.clone()
+        np.testing.assert_array_equal(p.numpy(), old)
+
+
+def test_a_compiled_expression_follows_its_parameter() -> None:
+    a = gl.parameter(2.0, "a")
+    f = gl.compile([a * a])
+    doubled = a * a
+    a.assign(3.0)
+    assert [float(x) for x in f()] == [9.0]
+    assert [float(x) for x in gl.compile([doubled])()] == [9.0]
+    a.assign(a * 1)

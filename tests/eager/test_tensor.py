@@ -133,3 +133,39 @@ def test_tensors_inside_of_a_tape_keep_their_gradients():
             with pytest.raises(gl.GradientError, match=r"a list of tensors inside of a tape .*need ops.stack"):
                 make()
     assert gl.tensor([gl.tensor(1.0), gl.tensor(2.0)]).tolist() == [1.0, 2.0]
+
+
+def test_only_a_scalar_of_whole_numbers_is_a_position() -> None:
+    t = gl.tensor([[5.0, 6.0], [7.0, 8.0], [1.0, 2.0]])
+    row = t[0:1]
+    for x, index in (
+        (row, row[:, 0] > 10),
+        (t, t[0, 0] > 1),
+        (t, gl.tensor([2])),
+        (t, t[:, 0] > 5),
+        (t, (0, t[0] > 5)),
+    ):
+        with pytest.raises(gl.ShapeError, match=r"get_rows.*where"):
+            x[index]
+    assert t[gl.tensor(np.int32(2))].tolist() == [1.0, 2.0] and t[: gl.tensor(np.int32(1))].shape == (1, 2)
+    assert t[int(t[0, 0] > 1)].tolist() == [7.0, 8.0]
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_whole_arrays_lists_and_bools_count_as_floats_beside_floats(eager: bool) -> None:
+    numbers = np.array([0.5, 1.5], np.float32)
+    for other in (np.array([1, 2]), [1, 2], np.array([True, False]), True, np.True_, np.array([1, 2], np.uint8)):
+        real = np.asarray(other, np.float32)
+        for function, want in (
+            (lambda t, x: t + x, numbers + real),
+            (lambda t, x: x * t, numbers * real),
+            (ops.maximum, np.maximum(numbers, real)),
+        ):
+            if eager:
+                made = function(gl.tensor(numbers), other).numpy()
+            else:
+                made = gl.compile([function(gl.input("t", (2,)), other)])(t=numbers)[0]
+            assert made.dtype == np.float32 and np.array_equal(made, want)
+    for bad in ("a", [[1], [1, 2]], np.array([None, 1]), np.ma.masked_array([1, 2], [True, False])):
+        with pytest.raises(gl.GradloomError):
+            gl.tensor(numbers) + bad

@@ -322,3 +322,52 @@ def test_sums_of_means_with_penalties() -> None:
 def test_a_scalar_of_unknown_weight_is_refused(loss: Any) -> None:
     with pytest.raises(gl.GradloomError, match="one value per row.*pair"):
         fitted(loss, TARGETS)
+
+
+WEIGHTED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "mean": lambda rows, w, i: ops.mean(rows),
+    "rows": lambda rows, w, i: rows,
+    "ratio": lambda rows, w, i: ops.sum(rows * w) / ops.sum(w),
+    "scaled ratio": lambda rows, w, i: 2.0 * ops.sum(rows * w) / (2.0 * ops.sum(w)),
+    "mse": lambda rows, w, i: ops.mse(i, 0 * i, weights=w),
+    "mse of a column": lambda rows, w, i: ops.mse(i[:, 0], 0 * i[:, 0], weights=w),
+    "mean of weighted": lambda rows, w, i: ops.mean(rows * w),
+    "weighted rows": lambda rows, w, i: rows * w,
+    "sum by a number": lambda rows, w, i: ops.sum(rows * w) / 8,
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_row_weights_of_a_graph_count_once(name: str) -> None:
+    x = np.repeat(np.array([[1.0, 1.0], [2.0, 2.0]], np.float32), 12, 0)
+    data = gl.data.Dataset(x, weights=np.repeat([1.0, 3.0], 12))
+    i, w = gl.input("x", (8, 2)), gl.input("weights", (8,))
+    outputs = i @ gl.parameter(np.eye(2), "W")
+    loss = WEIGHTED[name](ops.mean(ops.sqr(outputs), (1,)), w, outputs)
+    model = gl.Graph(gl.set_loss(loss))
+    if name in ("mean of weighted", "weighted rows", "sum by a number"):
+        with pytest.raises(gl.DataError, match=r"applies again.*sum"):
+            gl.evaluate(model, data)
+        return
+    for options in ({}, {"batch_size": 5}):
+        assert gl.evaluate(model, data, **options).loss == pytest.approx(3.25)
+
+
+def test_weighted_mse_adds_up_over_micro_batches() -> None:
+    def fitted(**options: Any) -> np.ndarray:
+        p = gl.parameter(START["w1"], "w1")
+        x, w = gl.input("x", (8, 4)), gl.input("weights", (8,))
+        loss = gl.set_loss(ops.mse(x @ p, 0 * (x @ p) + 0.5, weights=w))
+        rows = gl.set_loss(ops.mean(ops.sqr(x @ p)))
+        gl.fit(gl.Graph(loss, rows), gl.data.Dataset(X, weights=W), epochs=2, batch_size=16, progress=False, **options)
+        return p.numpy()
+
+    np.testing.assert_allclose(fitted(micro_batch_size=5), fitted(), rtol=1e-5, atol=1e-6)
+
+
+def test_class_weights_that_a_marked_loss_ignores_are_refused() -> None:
+    model, _ = graph(only=0)
+    with pytest.raises(gl.DataError, match=r"class_weight.*cross_entropy\(logits, labels, .*gl\.input"):
+        gl.fit(model, (X, Y), class_weight="balanced", progress=False)
+    model, _ = graph(weights=True, only=0)
+    gl.fit(model, (X, Y), class_weight="balanced", epochs=1, progress=False)

@@ -569,6 +569,8 @@ register_hook: use the gradients: grads = tape.backward(loss)
 at: use gl.ops.where(cond, x, y)
 dim: use x.ndim
 numel nbytes: use x.size
+[graph.Parameter]
+clone copy: use p.numpy() or gl.tensor(p) for a snapshot
 [nn.Module]
 requires_grad: use freeze= of gl.fit, or parameter.trainable = False
 call: use forward

@@ -15,6 +15,7 @@ from ..base.errors import DTypeError, GraphError, ShapeError
 from ..base.habits import hinted
 from .declaration import Spec
 from .declare import op
+from .graph import reachable
 from .numbers import constant_array, in_expression
 from .stored import Role, Stored, before_write
 from .value import Node, Shape, Value, recording
@@ -129,13 +130,29 @@ class Parameter(Value):
         """Replace the contents by an array, a number or a tensor of the parameter's shape.
 
         A value of a graph that is made of parameters and constants is computed: w.assign(0.9 * w). ShapeError or
-        DTypeError when the data do not fit, GraphError for a value of a graph that is fed.
+        DTypeError when the data do not fit, GraphError for a value of a graph that is fed, or that was made before one
+        of its parameters changed.
         """
         if isinstance(data, Value):
             if data.recorder is None and not isinstance(data, Parameter):
+                _check_unchanged(data, self)
                 data = import_module("gradloom.eager.trace").current().take(data)
             before_write((self.stored,))  # what was recorded with the old contents, these data too, is computed now
         self.stored.assign(data)
+
+
+def _check_unchanged(value: Value, target: Parameter) -> None:
+    """GraphError where a parameter has changed since the expression was made: its old contents are gone."""
+    for node in reachable([value]):
+        leaves = [v.node for v in node.inputs if v is not None and v.node.op.name == "parameter"]
+        for leaf, version in zip(leaves, node.versions, strict=False):  # no versions: nodes that transforms made
+            if leaf.attrs["stored"].version != version:
+                name = leaf.name or "p"
+                raise GraphError(
+                    f"parameter {target.name}: parameter {leaf.name} has changed since {node.op.name} {node.label} "
+                    f"was built from it; need an expression built after the change, or a snapshot taken before: "
+                    f"{name}.numpy() or gl.tensor({name})"
+                )
 
 
 @hinted

@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from ..base.arrays import as_array
 from ..base.dtypes import f32
 from ..base.errors import DTypeError, GradloomError, GraphError
 from ..base.habits import keyword_hint
 from .declaration import Declaration, Reject, Spec, canonical
-from .numbers import constant_array, in_expression
+from .numbers import constant_array, in_expression, kind_of
 from .scope import current_scope, user_location
 from .stored import addressable
 from .streams import next_stream
@@ -74,9 +75,12 @@ class OpSpec(Declaration):
         promoted = list(inputs)
         for i, x in enumerate(inputs):
             taken = self.dtypes.get(self.slot(self.inputs, i).name, ())
-            is_whole = isinstance(x, Value) and not x.dtype.is_float and not x.dtype.is_quantised
+            own = f32 if x is None else x.dtype if isinstance(x, Value) else kind_of(in_expression(x))
+            is_whole = not own.is_float and not own.is_quantised
             if is_whole and f32 in taken and all(kind.is_float or kind.is_quantised for kind in taken):
-                promoted[i] = REGISTRY["cast"](x, dtype=f32)
+                promoted[i] = (
+                    REGISTRY["cast"](x, dtype=f32) if isinstance(x, Value) else as_array(self.name, x).astype(f32.numpy)
+                )
         return None if all(a is b for a, b in zip(promoted, inputs, strict=True)) else promoted
 
     def node(self, inputs: Sequence[Any], attrs: Mapping[str, Any], name: str = "", where: str | None = None) -> Node:

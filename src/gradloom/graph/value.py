@@ -73,12 +73,13 @@ class Node:
     inputs holds one entry per declared input: a Value, None for an absent optional one; the groups of a
     variadic op follow flat. `effects` are update values that belong to whoever computes this node (running
     statistics); `after` are nodes that must have run before; `losses` are the outputs that gl.set_loss marked; `device`
-    is where the caller said that this node is computed (gl.device), None where nothing was said, and of leaves.
+    is where the caller said that this node is computed (gl.device), None where nothing was said, and of leaves;
+    `versions` are those of the parameters among the inputs when the node was made (see Parameter.assign).
     """
 
     __slots__ = (
         "__weakref__", "after", "attrs", "device", "effects", "id", "inputs", "losses", "name", "op", "outputs",
-        "where",
+        "versions", "where",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +103,9 @@ class Node:
         self.effects: tuple[Value, ...] = ()
         self.losses: tuple[int, ...] = ()
         self.after = tuple(after)
+        self.versions = tuple([
+            v.node.attrs["stored"].version for v in self.inputs if v is not None and v.node.op.name == "parameter"
+        ])  # fmt: skip
 
     def with_inputs(self, inputs: Sequence[Value | None], after: Sequence[Node]) -> Node:
         """The same application to other inputs of the same shapes, behind other nodes; without effects and losses."""
@@ -111,7 +115,7 @@ class Node:
         copy.device = self.device
         copy.inputs, copy.after = tuple(inputs), tuple(after)
         copy.outputs = tuple([Value(copy, v.index, v.shape, v.dtype) for v in self.outputs])
-        copy.effects, copy.losses = (), ()
+        copy.effects, copy.losses, copy.versions = (), (), ()
         return copy
 
     @property

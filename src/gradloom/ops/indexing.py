@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..base.dtypes import u8
 from ..graph.leaves import as_value
-from ..graph.value import Value, define_operators
+from ..graph.value import Value, define_operators, describe
 from .layout import reshape, shape_error, slice_op
 
 
@@ -71,12 +72,13 @@ def _slice_bounds(x: Value, entry: builtins.slice, axis: int) -> tuple[int, int,
 def _whole(x: Value, entry: Any, axis: int) -> int:
     extent = x.shape[axis]
     try:
-        if isinstance(entry, (bool, np.bool_)):
-            raise TypeError
+        if isinstance(entry, (bool, np.bool_)) or (isinstance(entry, Value) and (entry.ndim or entry.dtype is u8)):
+            raise TypeError  # comparisons give u8: a condition, not a position
         i = operator.index(entry)
     except TypeError:
-        kind = type(entry).__name__
+        kind = type(entry).__name__ + (f" {describe(entry)}" if isinstance(entry, Value) else "")
         wanted = "whole numbers, slices, None or ...; for rows by id: get_rows(x, ids); for conditions: where"
+        wanted += "; for a position of u8: int(tensor)" * (isinstance(entry, Value) and not entry.ndim)
         raise shape_error("getitem", x, f"index of type {kind}", wanted) from None
     if not -extent <= i < extent:
         raise shape_error("getitem", x, f"index {i} leaves axis {axis}", f"{-extent} to {extent - 1}")

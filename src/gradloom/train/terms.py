@@ -121,10 +121,12 @@ class _Splitter:
         if by.node not in self.fed:
             number = _number(by)
             return self._scaled(x, factor, 1.0 / number if isinstance(number, float) and number else _inverse(by))
+        x, above_by = _unscaled(x)
+        by, below_by = _unscaled(by)
         above, below = self._summed(x), self._summed(by)
-        if above is None or below is None or by.node in self.trained:
+        if above is None or below is None or by.node in self.trained or not below_by:
             raise self._unknown(v)
-        return [Term("ratio", (above, below), factor)]
+        return [Term("ratio", (above, below), _times(factor, above_by / below_by))]
 
     def _summed(self, x: Value) -> Value | None:
         """What x is the sum of, over all its elements."""
@@ -162,13 +164,18 @@ def _pair(term: Term, batch: Batch, called: str) -> Pair:
             return "rows", _over(ops.sum(x), per_row), constant(float(batch.rows))
         if x.shape[0] != batch.rows:
             raise DataError(f"{called}: row weights of {batch.rows} rows do not fit {describe(x)}; {_NEED}")
+        if batch.weights.node in reachable([x]):
+            raise DataError(
+                f"{called}: the values {describe(x)} depend on the row weights, which their mean applies again; "
+                f"need values without them, or ops.sum(values * weights) / ops.sum(weights); node {x.node.label}"
+            )
         wide = ops.reshape(batch.weights, (batch.rows, *(1,) * (x.ndim - 1)))
         return "rows", _over(ops.sum(x * wide), per_row), ops.sum(batch.weights)
     if term.kind == "ratio":
         _heeds(batch, term.roots, called)
         below = term.roots[1]
         assert below is not None
-        return ("ratio", below), ops.sum(x), ops.sum(below)
+        return "rows" if below is batch.weights else ("ratio", below), ops.sum(x), ops.sum(below)
     assert term.node is not None
     slots = dict(zip(term.node.op.input_names, term.roots, strict=False))
     labels, weights = slots["labels"], slots.get("weights")
@@ -189,7 +196,11 @@ def _heeds(batch: Batch, roots: Sequence[Value | None], called: str) -> None:
     if batch.weights is None:
         return
     if batch.weights.node not in reachable([v for v in roots if v is not None]):
-        raise DataError(f"{called}: the data have row weights, and this mean takes none; {_NEED}")
+        raise DataError(
+            f"{called}: there are row weights (of the data, or class_weight=), and this mean reads none; need "
+            'ops.cross_entropy(logits, labels, weights), with weights = gl.input("weights", (n,)) in a graph; or one '
+            "value per row"
+        )
 
 
 def _base(x: Value) -> Value:
@@ -219,6 +230,20 @@ def combined(pairs: Sequence[Pair], rows: int) -> tuple[Value, Value, bool]:
     for part in parts[1:]:
         total = ops.add(total, part)
     return total, weight, len(keys) <= 1
+
+
+def _unscaled(x: Value) -> tuple[Value, float]:
+    """What a scalar is a multiple of, and the number that multiplies it."""
+    node = x.node
+    if node.op.name == "scale" and not node.attrs["bias"] and node.inputs[0] is not None:
+        inner, by = _unscaled(node.inputs[0])
+        return inner, by * node.attrs["factor"]
+    if node.op.name == "mul":
+        for scalar, factor in (node.inputs, node.inputs[::-1]):
+            if scalar is not None and factor is not None and factor.node.op.name == "constant":
+                inner, by = _unscaled(scalar)
+                return inner, by * float(_number(factor))
+    return x, 1.0
 
 
 def _times(factor: Any, by: Any) -> Any:
