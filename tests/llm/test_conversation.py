@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gradloom.base.errors import DataError, SettingError
-from gradloom.llm import Conversation, LoRA, load
+from gradloom.llm import Conversation, LoRA, TrainedTensors, load
 from gradloom.llm.conversation import chat_ids
 from gradloom.llm.generate import Generator, generate
 from tests.llm.random_models import write
@@ -55,6 +55,26 @@ def test_the_history_is_computed_once(model, monkeypatch):
         whole = len(chat_ids(talk.template, talk.messages[:-1]))
         assert reply.prompt_tokens == fed[0]
         assert fed[0] == whole if turn == 0 else fed[0] < whole / 2 + 10
+
+
+@pytest.mark.parametrize("kind", [LoRA, TrainedTensors])
+def test_the_history_is_computed_anew_when_the_adapter_changes(tmp_path, kind):
+    model = load(write(tmp_path, "llama", chat=True, context=512))  # its tensors are f32
+    adapter = kind()
+    adapter.bind(model)
+    talk = Conversation(model, adapter, max_tokens=12, temperature=0)
+    talk.say("hello")
+    rng = np.random.default_rng(1)
+    for p in adapter.parameters().values():
+        p.assign(rng.standard_normal(p.shape) / 5)
+    reply = talk.say("and now?")
+    ids = chat_ids(talk.template, talk.messages[:-1])
+    assert reply.prompt_tokens == len(ids)
+    fresh = Generator(model, adapter, 512).feed(ids)
+    talk._generator.rewind(len(ids) - 1)
+    assert np.allclose(talk._generator.feed(ids[-1:]), fresh, atol=1e-4)
+    assert reply.text == expected(model, talk, len(talk.messages) - 1, adapter=adapter, temperature=0)
+    assert talk.say("once more").prompt_tokens < len(ids)
 
 
 def test_the_oldest_turns_leave_a_full_context(model):

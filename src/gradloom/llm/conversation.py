@@ -31,7 +31,8 @@ class Conversation:
     temperature, top_k, top_p, seed: see Sampling. options go to gl.compile (threads=, device=, ...)
 
     `messages` are the turns so far. Where the history and a reply do not fit into the model's context, the oldest turns
-    are left out of what the model sees; `forgotten` counts their messages. One thread at a time uses it.
+    are left out of what the model sees; `forgotten` counts their messages. Each token is computed once, and again after
+    the adapter's arrays have changed. One thread at a time uses it.
     DataError for a model without a chat template; SettingError for settings out of range.
     """
 
@@ -66,6 +67,7 @@ class Conversation:
         self.forgotten = 0
         self._generator: Generator | None = None
         self._cached = np.empty(0, np.int32)  # the tokens that its cache holds
+        self._versions: list[int] = []  # of the adapter's arrays, when these tokens were computed
         self._began = len(self.messages)
 
     def say(self, text: str, stream: Callable[[str], Any] | None = None) -> Generated:
@@ -87,6 +89,10 @@ class Conversation:
                 stream(piece)
 
         generator = self._room_for(len(ids) + self.max_tokens)
+        parameters = () if self._adapter is None else self._adapter.parameters().values()
+        versions = [parameter.stored.version for parameter in parameters]
+        if versions != self._versions:
+            self._cached, self._versions = self._cached[:0], versions
         known = min(_alike(self._cached, ids), len(ids) - 1)  # the last one gives the logits
         generator.rewind(known)
         self._cached = ids[:known]
