@@ -20,7 +20,7 @@ class Scaled(nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = gl.parameter(np.full(3, 2.0))
-        self.shifts = [gl.parameter(np.zeros(3)), (gl.parameter(np.ones(3)), self.parameter((3,), nn.module.normal()))]
+        self.shifts = [gl.parameter(np.zeros(3)), (gl.parameter(np.ones(3)), self.parameter((3,), nn.initial.normal()))]
         self.towers = {"a": [nn.Linear(4, 3), [nn.Linear(3, 3)]], "b": {"c": (nn.Linear(3, 3),)}}
         self.fixed = gl.parameter(np.full(3, 0.5), trainable=False)
 
@@ -89,7 +89,7 @@ def test_copies_register_their_own():
 def test_what_is_appended_later_is_registered():
     net = Scaled().init(0)
     net(gl.input("x", (2, 4)))
-    net.shifts.append(net.parameter((2,), nn.module.normal()))
+    net.shifts.append(net.parameter((2,), nn.initial.normal()))
     net.towers["late"] = [[nn.Linear(2, 2)]]
     assert list(net.named_parameters())[-2:] == ["towers.late.0.0.weight", "towers.late.0.0.bias"]
     net(gl.input("x", (2, 4)))
@@ -139,7 +139,7 @@ def test_a_forgotten_super_init_is_said():
 
     class Own(nn.Module):
         def __init__(self):
-            self.weight = self.parameter((3,), nn.module.normal())
+            self.weight = self.parameter((3,), nn.initial.normal())
 
     class Plain(nn.Module):
         def __init__(self):
