@@ -419,3 +419,15 @@ def test_gradient_nodes_are_called_after_what_they_belong_to() -> None:
     (g,) = gl.gradients(gl.ops.sum(y), [w])
     names = {n.op.name: n.name for n in reachable([g]) if not n.op.leaf and n.name.endswith("grad")}
     assert names["tanh_back"] == names["matmul"] == "fc.grad" and names["add"] == "w.grad"
+
+
+def test_check_gradients_reports_what_rounding_hides() -> None:
+    w = gl.parameter([0.5, 1.5], "w")
+    loss = ops.sum(ops.sin(w))
+    plain = gl.check_gradients(loss)
+    assert plain.unresolved == 0 and "unresolved" not in repr(plain)
+    wrong = loss * 0.5 + ops.detach(loss) * 0.5
+    for hidden in (gl.check_gradients(wrong + 1e9), gl.check_gradients(wrong, step=1e-15)):
+        assert hidden.unresolved == 2 and "2 unresolved" in repr(hidden)
+    with pytest.raises(gl.SettingError, match="step=1e-20"):
+        gl.check_gradients(loss, step=1e-20)

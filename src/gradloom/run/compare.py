@@ -28,18 +28,21 @@ class GradientCheck(float):
 
     .tried  entries that were moved, of all parameters together
     .size   entries that the parameters have
+    .unresolved  entries among those tried where the rounding of the loss hides an error of half the largest gradient
     """
 
     tried: int
     size: int
+    unresolved: int
 
-    def __new__(cls, error: float, tried: int, size: int) -> GradientCheck:
+    def __new__(cls, error: float, tried: int, size: int, unresolved: int = 0) -> GradientCheck:
         made = super().__new__(cls, error)
-        made.tried, made.size = tried, size
+        made.tried, made.size, made.unresolved = tried, size, unresolved
         return made
 
     def __repr__(self) -> str:
-        return f"GradientCheck(error {float(self):.3g}, {self.tried} of {self.size} entries tried)"
+        lost = f", {self.unresolved} unresolved: below the rounding of the loss" if self.unresolved else ""
+        return f"GradientCheck(error {float(self):.3g}, {self.tried} of {self.size} entries tried{lost})"
 
 
 def check_gradients(
@@ -60,11 +63,14 @@ def check_gradients(
     parameter's gradient, but at least what makes the rounding of the loss in float64 an error of `tolerance`: so a
     gradient that is exactly 0 passes. An entry beyond tolerance is tried with steps 10 and 100 times as large, too, and
     the smallest of its errors counts: the rounding of terms that cancel is no error of the gradient.
-    Returns the largest error, as a float with the number of entries that were tried; see GradientCheck.
+    Returns the largest error, as a float with the number of entries that were tried, and of those that this rounding
+    hides (a small gradient of a large loss); see GradientCheck.
     Raises GradientError naming the worst entry if its error exceeds tolerance, or if there is no entry to try;
-    SettingError for `entries` below 1.
+    SettingError for `entries` below 1 and for a step below the resolution of float64.
     """
     entries = as_whole("check_gradients: entries", entries, 1)
+    if 0 < step < EPS:
+        raise SettingError(f"check_gradients: step={step:g} changes no number of float64; need at least {EPS:.2g}")
     nodes = gather([loss]).nodes
     if parameters is None:
         parameters = [v for n in nodes for v in n.outputs if isinstance(v, Parameter) and v.trainable]
@@ -96,11 +102,12 @@ def check_gradients(
     curves = [one.second for each in found for one in each.values()]
     cancelled = min(8 * float(np.median(curves)), 1e-12)  # more is no rounding, but a jump of the loss
     rounding = max(64 * EPS * float(np.sum(np.abs(known[loss]))), cancelled)
-    worst, place = 0.0, ""
+    worst, place, unresolved = 0.0, "", 0
     for parameter, analytic, each in zip(parameters, exact, found, strict=True):
         sizes = np.abs([*analytic.ravel(), *(one.slope for one in each.values())])
         largest = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
         for i, one in each.items():
+            unresolved += 0.0 < largest < rounding / one.h  # an error of largest / 2 passes
             error = one.error(float(analytic[i]), largest, rounding / tolerance)
             for scale in (100.0, 10.0):
                 if not error <= tolerance:
@@ -114,7 +121,7 @@ def check_gradients(
         raise GradientError(
             f"check_gradients: {place}; error {worst:.3g}, need at most {tolerance:g} ({tried} of {size} entries tried)"
         )
-    return GradientCheck(worst, tried, size)
+    return GradientCheck(worst, tried, size, unresolved)
 
 
 @dataclass(frozen=True)
