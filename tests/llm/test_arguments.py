@@ -96,3 +96,18 @@ def test_a_trained_model_stands_in_place_of_an_adapter(files: tuple[Path, Path, 
     assert CALLS["plan"](path, TrainedTensors("attn_q"), None) > 0
     with pytest.raises(gl.FileError, match=r"general\.type is 'model'|adapter"):
         CALLS["plan"](path, path, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [("special", True, '"special"'), ("loss_on", "all", '"train_on_all"'), ("out", "a.gguf", "run.save")],
+)
+def test_options_of_the_command_are_named(files: tuple[Path, Path, Path], name: str, value: Any, hint: str) -> None:
+    with pytest.raises(SettingError, match=rf"{name}.*{hint}"):
+        gl.llm.finetune(files[0], rows_of(2, 16), **TRAIN, **{name: value})
+
+
+def test_a_stop_text_is_a_text(files: tuple[Path, Path, Path]) -> None:
+    stop: Any = 5
+    with pytest.raises(SettingError, match="stop=5"):
+        gl.llm.generate(files[0], [5, 6], max_tokens=2, stop=stop)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gradloom.base.errors import DataError
+from gradloom.base.errors import DataError, SettingError
 from gradloom.files import open_gguf
-from gradloom.llm import Conversation, LoRA, evaluate, finetune, load, verify
+from gradloom.llm import ChatTemplate, Conversation, LoRA, evaluate, finetune, load, verify
 from gradloom.llm.merge import merge
 from tests.cli.command import run
 from tests.llm.random_models import write
@@ -54,6 +54,25 @@ def test_an_adapter_keeps_it_and_merge_writes_it(tmp_path, chats, without, place
     talk = Conversation(model, adapter, **asked)
     said = Conversation(model, adapter, chat_template=TEMPLATE, **asked).say("Who?")
     assert talk.say("Who?").tokens == said.tokens and Conversation(merged, **asked).say("Who?").prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [("chatml.jinja", DataError), ("", DataError), (Path("chatml.jinja"), SettingError), (5, SettingError)],
+)
+def test_what_is_no_template_is_refused(chats, without, template, error):
+    model, adapter = load(without), LoRA(2)
+    calls = (
+        lambda: ChatTemplate(template, model.tokenizer),
+        lambda: Conversation(model, chat_template=template),
+        lambda: finetune(model, str(chats), adapter, data_options={"chat_template": template}, **QUICK),
+        lambda: evaluate(model, str(chats), data_options={"chat_template": template}),
+    )
+    for call in calls:
+        with pytest.raises(error, match="chat.template") as raised:
+            call()
+        assert type(template).__name__ in str(raised.value) or repr(template) in str(raised.value)
+    assert adapter.chat_template is None
 
 
 def test_a_full_model_holds_it(tmp_path, chats, without):
@@ -156,3 +175,16 @@ def test_the_commands_read_chats_as_it_was_trained(tmp_path, chats, capsys, monk
     code, _, err = run(capsys, "finetune", STORIES, chats, "--lora", "a.gguf", "--out", "b.gguf", *options)
     assert code == 0 and "through the adapter's chat template" in err
     assert LoRA.load("b.gguf", load(STORIES)).chat_template == TEMPLATE
+
+
+@pytest.mark.parametrize("rerun", [False, True])
+def test_a_run_is_resumed_and_repeated_from_another_folder(tmp_path, chats, without, monkeypatch, capsys, rerun):
+    monkeypatch.chdir(tmp_path)
+    Path("t.jinja").write_text(TEMPLATE)
+    words = ("--chat-template", "t.jinja", "--context", "64", "--steps", "2", "--val-split", "0", "--out", "a.gguf")
+    assert run(capsys, "finetune", without, chats, *words)[0] == 0
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    again = ("rerun", "../a.run", "--out", "b.gguf") if rerun else ("finetune", "--out", "../a.gguf", "--resume")
+    code, _, err = run(capsys, *again)
+    assert code == 0, err

@@ -224,7 +224,7 @@ def test_odd_characters_come_back_as_they_were(text):
     made = ChatTemplate("{{ messages[0].content }}{{ bos_token }} {{ tools[0] }}", chatml())
     shown = made.render([{"role": "user", "content": text}], tools=[text])
     assert shown == f"{text}<|endoftext|> {text}"
-    assert len(ChatTemplate(text, chatml()).render(CHAT)) == len(text)
+    assert len(ChatTemplate("{% set x = 1 %}" + text, chatml()).render(CHAT)) == len(text)
 
 
 @pytest.mark.parametrize(

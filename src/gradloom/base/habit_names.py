@@ -206,6 +206,9 @@ messages_key: use data_options={"messages_key": ...}
 as_chat: use data_options={"as_chat": True}
 chat_template: use data_options={"chat_template": ...}
 skip_bad_lines: use data_options={"skip_bad_lines": True}
+special: use data_options={"special": True}
+loss_on: use data_options={"train_on_all": ...}
+out: use run.save(path) of the run that finetune returns
 train_on_all train_on_inputs: use data_options={"train_on_all": True}
 completion_only_loss assistant_only_loss: use data_options={"train_on_all": False}
 formatting_func: not supported; use a list of dicts as data: {'text': ...}, or prompt and completion

@@ -15,13 +15,13 @@ from .config import Asked
 from .language import (
     DATA_HELP,
     LOSS_ON,
+    TEMPLATE,
     AsChat,
     CompletionKey,
     MessagesKey,
     PromptKey,
     SkipBadLines,
     Special,
-    Template,
     TextKey,
     adapter_for,
     data_options,
@@ -142,7 +142,7 @@ class FinetuneSettings:
     completion_key: CompletionKey = None
     messages_key: MessagesKey = None
     as_chat: AsChat = False
-    chat_template: Template = None
+    chat_template: Annotated[Place | None, TEMPLATE] = None
     loss_on: Annotated[Literal["assistant", "all"] | None, LOSS_ON] = None
     skip_bad_lines: SkipBadLines = False
     special: Special = False

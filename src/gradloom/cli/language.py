@@ -38,9 +38,8 @@ LossOn = Annotated[str | None, LOSS_ON]
 AsChat = Annotated[
     bool, typer.Option("--as-chat", help="Prompt and completion as question and answer, put by the chat template.")
 ]
-Template = Annotated[
-    str | None, typer.Option("--chat-template", help="A jinja2 file, in place of the model's own chat template.")
-]
+TEMPLATE = typer.Option("--chat-template", help="A jinja2 file, in place of the model's own chat template.")
+Template = Annotated[str | None, TEMPLATE]
 Special = Annotated[
     bool,
     typer.Option(

@@ -6,6 +6,7 @@ template_process.py.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise, takewhile
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, one_line, what_is
 from ..base.clock import local_now
-from ..base.errors import DataError
+from ..base.errors import DataError, SettingError
 from .chat_forms import messages_to_render
 from .special_tokens import RenderedText
 from .template_process import Chat, Source, TemplateFailure, chat_of, renderer
@@ -38,13 +39,15 @@ class ChatTemplate:
     special    whether names of control tokens in messages become these tokens; by default they are text, as in
                llama.cpp, and only the template's own become tokens
 
-    Raises DataError for a template that is malformed, BackendError where no process can be started to render it.
+    Raises SettingError for a template that is not a str, DataError for one that is malformed or has neither {{ nor {%
+    (the name of a file, for example), BackendError where no process can be started to render it.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer, name: str = "", special: bool = False) -> None:
         self.tokenizer = tokenizer
         self.name = name or tokenizer.name
         self._where = f"{self.name}: " if self.name else ""
+        check_template(source, self._where)
         tokens = {
             f"{kind}_token": "" if token is None else tokenizer.pieces[token]
             for kind, token in (
@@ -220,6 +223,18 @@ class ChatTemplate:
 
     def _error(self, fault: TemplateFailure) -> DataError:
         return DataError(self._where + " ".join(fault.text.split())[:1000])
+
+
+def check_template(source: object, where: str = "") -> None:
+    """SettingError for a template that is not a str, DataError for a text without any jinja2 expression."""
+    if not isinstance(source, str):
+        read = "; read the file: chat_template=path.read_text()" if isinstance(source, os.PathLike) else ""
+        raise SettingError(f"{where}chat_template is {what_is(source)}; it must be the text of a jinja2 template{read}")
+    if "{{" not in source and "{%" not in source:
+        raise DataError(
+            f"{where}chat template {one_line(source)} has neither {{{{ nor {{%; it must be the text of a jinja2"
+            " template, not the name of a file (use Path(name).read_text())"
+        )
 
 
 def _part(text: str, plain: list[int], start: int, stop: int) -> str:

@@ -169,15 +169,15 @@ class Run(Tuning):
                     given = self.earlier.adapter()
                 trained = asked.adapter(given)
                 check_trained(loaded, trained)
-                template = (data_options or {}).get("chat_template")
-                if template is not None and isinstance(trained, (LoRA, TrainedTensors)):
-                    trained.chat_template = template
                 self._memory = memory.memory()  # before this run takes any
                 self._read = [*data_files(data).paths] if isinstance(data, (str, os.PathLike)) else []
                 self._read += [os.fspath(val)] if isinstance(val, (str, os.PathLike)) else []
                 rows = read_rows(
                     loaded, data, asked.context, asked.val_split, asked.seed, val, trained, **(data_options or {})
                 )  # fmt: skip
+                template = (data_options or {}).get("chat_template")
+                if template is not None and isinstance(trained, (LoRA, TrainedTensors)):
+                    trained.chat_template = template
                 self._reading = memory.resident_peak()
                 memory.trim()
                 self.train_rows, self.val_rows = rows.train, rows.val

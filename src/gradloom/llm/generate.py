@@ -267,8 +267,8 @@ def generate(
     piece of the text, whole characters only. gpu_layers: so many of the last blocks run on the GPU (device= says
     which), the others on the CPU; "auto": as many as fit into gpu_memory, bytes or a text such as "4GiB". options go
     to gl.compile (threads=, ...).
-    Raises DataError when the prompt is empty, or when it and max_tokens are longer than the model's context;
-    SettingError for a setting out of its range.
+    Raises DataError for an empty prompt where the model begins its texts with no token, or when prompt and max_tokens
+    are longer than the model's context; SettingError for a setting out of its range.
     """
     check_names("generate", options, generate, "gpu_layers", "gpu_memory")
     if stream is not None and not callable(stream):
@@ -399,8 +399,8 @@ class _Text:
     """Text that grows token by token: streamed, and cut before the first stop text."""
 
     def __init__(self, decoder: Any, stops: Sequence[str], stream: Callable[[str], Any] | None) -> None:
-        if any(not isinstance(s, str) or not s for s in stops):
-            raise SettingError(f"stop={list(stops)!r} is not usable; need texts that are not empty")
+        if not isinstance(stops, Collection) or any(not isinstance(s, str) or not s for s in stops):
+            raise SettingError(f"stop={stops!r} is not usable; need texts that are not empty")
         self.decoder, self.stops, self.stream = decoder, tuple(stops), stream
         self.text = ""  # what was given out
         self._held = ""  # what may be the beginning of a stop text
