@@ -323,7 +323,7 @@ def test_masked_elements_are_missing(tmp_path):
         ("1e-50", "is 1e-50; need one that float32 holds"),
         ("inf", "is inf; need a number of at least 0"),
         ("-1", "is -1; need a number of at least 0"),
-        ("", "is empty; need a number of at least 0"),
+        ("", "is missing; need a number of at least 0"),
     ],
 )
 def test_a_weight_that_training_cannot_take_is_named(tmp_path, cell, said):

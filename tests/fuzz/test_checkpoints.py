@@ -66,6 +66,7 @@ VALUES: list[tuple[str, str, Any]] = [
     ("plain", "loop.history/records", 2**63), ("plain", "loop.history/records", 10**9),
     ("plain", "loop.history/records", -1), ("plain", "loop.passes", 10**9), ("plain", "loop.passes", 2**63),
     ("plain", "loop.steps", -1), ("plain", "loop.rows", 2**50), ("plain", "loop.first_pass", 5),
+    ("steered", "loop.stopped", True),
     ("steered", "loop.pass/number", 10**9), ("steered", "loop.pass/done", 2**40), ("steered", "loop.pass", None),
     ("plain", "loop.history", {"records": 10**7, "columns": [{"name": "a", "of": None, "value": None}]}),
     ("plain", "callbacks.0.size", 2**62), ("plain", "callbacks.0.told", [0, 0]), ("plain", "callbacks.0.seconds", "x"),

@@ -315,3 +315,28 @@ def test_repr():
     assert repr(gl.optim.SGD([gl.parameter(np.zeros(3))] * 2, lr=0.1)) == (
         "SGD(1 parameters, lr=0.1, momentum=0.0, weight_decay=0.0)"
     )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shape", "names"),
+    [
+        (gl.optim.AdamW(), (3, 2), {"v"}), (gl.optim.RMSprop(momentum=0.9, centered=True), (3, 2), {"v"}),
+        (gl.optim.Adafactor(), (3, 2), {"r", "c"}), (gl.optim.Adafactor(), (3,), {"v"}),
+        (gl.optim.Lion(), (3, 2), set()),
+    ],
+)  # fmt: skip
+def test_an_average_of_squares_is_not_negative(optimizer, shape, names):
+    made = gl.optim.OptimizerState(optimizer, [gl.parameter(np.ones(shape, np.float32))])
+    kept = made.rules[0].shapes_of(shape)
+    zero = {f"{name}.0": np.zeros(of, np.float32) for name, of in kept.items()}
+    state = {**made.state_dict(), **zero}
+    refused = set()
+    for name, of in kept.items():
+        changed = np.zeros(of, np.float32)
+        changed.flat[-1] = -1e-3
+        try:
+            made.load_state_dict({**state, f"{name}.0": changed})
+        except gl.SettingError as error:
+            assert f"{name}.0" in str(error)
+            refused.add(name)
+    assert refused == names

@@ -311,3 +311,10 @@ def test_weights_and_columns_that_are_no_numbers():
         Regressor().fit(x, x[:, 0], sample_weight=["a"] * 40)
     with pytest.raises(ValueError, match="column 'a' holds complex numbers; need real ones"):
         Regressor().fit(pandas.DataFrame({"a": x[:, 0] + 1j, "b": x[:, 1]}), x[:, 0])
+
+
+@pytest.mark.parametrize("labels", [["a", "b", None, "a"], [1, 2, None, 1]])
+def test_a_class_that_is_missing(labels):
+    x = np.random.default_rng(0).standard_normal((4, 3))
+    with pytest.raises(gl.DataError, match="row 2"):
+        gl.sklearn.Classifier(epochs=1).fit(x, np.array(labels, object))

@@ -130,3 +130,8 @@ def test_no_plot_without_matplotlib_or_passes(monkeypatch):
 def test_matplotlib_is_not_imported_before_it_is_needed():
     code = "import sys, gradloom.train; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_epoch_that_it_does_not_have():
+    with pytest.raises(gl.TrainError, match="epoch 9"):
+        fitted().at(9, None)

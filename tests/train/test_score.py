@@ -57,13 +57,32 @@ def test_rows_that_do_not_count(fitted):
     changed = frame.copy()
     changed["y"] = changed["y"].astype(object)
     changed.loc[:9, "y"] = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(UserWarning, match=f"10 of {ROWS} rows"):
         assert model.score(changed) == pytest.approx(model.score(frame[10:]), abs=1e-12)
     if model.task == "classification":
         changed.loc[:9, "y"] = "level"
         with pytest.warns(UserWarning, match="level"):
             assert model.score(changed) == model.score(frame[10:])
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 2e200])
+def test_a_target_that_no_score_can_be_computed_from(fitted, capsys, tmp_path, value):
+    model, frame, _ = fitted
+    if model.task == "classification":
+        pytest.skip("classes are texts")
+    changed = frame.copy()
+    changed.loc[7, "y"] = value
+    changed.to_csv(tmp_path / "new.csv", index=False)
+    gl.save(model, tmp_path / "m.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rows, targets in ((changed, None), (tmp_path / "new.csv", None), (frame[["a", "b"]], changed["y"])):
+            with pytest.raises(DataError, match=r"(row 7|line 9): .*'y'"):
+                model.score(rows, targets)
+        for more in ([], ["--json"], ["--out", tmp_path / "p.csv"]):
+            code, out, err = run(capsys, "predict", tmp_path / "m.safetensors", tmp_path / "new.csv", *more)
+            assert (code, out) == (2, "") and "line 9" in err and "'y'" in err and err.count("\n") == 1
+    assert not (tmp_path / "p.csv").exists()
 
 
 @pytest.mark.parametrize(

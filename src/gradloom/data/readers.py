@@ -280,7 +280,7 @@ def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:
     bad = np.flatnonzero(~(np.isfinite(narrow) & (values >= 0)) | ((narrow == 0) & (values > 0)))
     if len(bad):
         value = values[bad[0]]
-        seen = "empty" if np.isnan(value) else f"{value:g}"
+        seen = "missing" if np.isnan(value) else f"{value:g}"
         need = "a number of at least 0" if not value > 0 or np.isinf(value) else "one that float32 holds"
         raise DataError(f"{raw.x.where(int(bad[0]))}: weight column {name!r:.60} is {seen}; need {need}")
     raw.notes.append(f"rows weigh what {name!r:.60} says in training")

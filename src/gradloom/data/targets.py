@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .._cells import code_of
@@ -193,11 +195,14 @@ def targets_of_column(data: Columns, index: int, preprocess: Preprocess) -> tupl
         named = [n if n in as_written else _as_class(text) for n, text in zip(named, texts, strict=True)]
         return _known_classes(codes, named, preprocess)
     values = data.numbers(index) if preprocess.outputs == 1 else None
-    return (None, []) if values is None else (values.reshape(-1, 1), [])
+    return (None, []) if values is None else (_checked_numbers(values.reshape(-1, 1), preprocess, data.where), [])
 
 
 def known_targets(y: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray | None, list[str]]:
-    """(targets of an array to predict on, as the model counts them, None when they are of another kind; problems)."""
+    """(targets of an array to predict on, as the model counts them, None when they are of another kind; problems).
+
+    DataError, with the row, for a number that no score can be computed from.
+    """
     if preprocess.task == "classification":
         if y.ndim == 2 and y.shape[1] == len(preprocess.classes) and y.dtype.kind in "fiub":
             return y.argmax(axis=1), []
@@ -211,7 +216,24 @@ def known_targets(y: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray | N
     if y.dtype.kind not in "fiub":
         return None, []
     values = y.astype(np.float64).reshape(len(y), -1)
-    return (values, []) if values.shape[1] == preprocess.outputs else (None, [])
+    if values.shape[1] != preprocess.outputs:
+        return None, []
+    return _checked_numbers(values, preprocess, lambda row: f"row {row}"), []
+
+
+def _checked_numbers(values: np.ndarray, preprocess: Preprocess, where: Callable[[int], str]) -> np.ndarray:
+    """The targets of a regression, f64 [rows, targets]; DataError for one that is infinite, or so far from the training
+    rows that float32 cannot hold it standardised or f64 its square. NaN (missing) is accepted. where: names a row."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        distance = values - np.array(preprocess.target_mean)
+        standard = (distance / np.array(preprocess.target_std)).astype(np.float32)
+        bad = np.argwhere(np.isinf(standard) | np.isinf(np.square(distance)))
+    if len(bad):
+        row, column = (int(i) for i in bad[0])
+        seen = f"{where(row)}: target {preprocess.target!r:.60} is {values[row, column]:g}"
+        need = "need a finite number" if np.isinf(values[row, column]) else "too far from those of the training rows"
+        raise DataError(f"{seen}; {need}; correct the value or leave it empty")
+    return values
 
 
 def _known_classes(codes: np.ndarray, texts: list[str], preprocess: Preprocess) -> tuple[np.ndarray, list[str]]:

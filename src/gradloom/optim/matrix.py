@@ -36,7 +36,7 @@ class Adafactor(Optimizer):
     d: Schedule = 1.0
     weight_decay: Schedule = 0.0
 
-    state_names = ("r", "c", "v")
+    state_names = nonnegative = ("r", "c", "v")
     counts_steps = True
 
     def check(self, name: str, value: float) -> float:

@@ -274,6 +274,7 @@ class AdamW(Optimizer):
     weight_decay: Schedule = 0.0
 
     state_names = ("m", "v")
+    nonnegative = ("v",)
     counts_steps = True
 
     def update(self, given: UpdateInputs) -> Sequence[Value]:
@@ -324,6 +325,8 @@ class RMSprop(Optimizer):
     weight_decay: Schedule = 0.0
     centered: bool = False
     decoupled_weight_decay: bool = False
+
+    nonnegative = ("v",)
 
     def prepare(self, given: Mapping[str, Any]) -> None:
         has_momentum = is_used(given["momentum"])

@@ -182,6 +182,7 @@ class UpdateRule(metaclass=_Made):
     keys: Mapping[str, str] = {}
 
     state_names: tuple[str, ...] = ()
+    nonnegative: tuple[str, ...] = ()  # states that are averages of squares
     decoupled_weight_decay = True
     counts_steps = False  # it reads the number of a parameter's step
     couples = False  # weight decay is part of the gradient

@@ -129,7 +129,11 @@ class OptimizerState:
             each = self._names.get(name, shape)
             return (self.optimizer if placing is None else placing.rule_of(name, each)).shapes_of(shape)
 
-        return Kept(self._kind(), self._kinds(), parameters, self.chosen is not None, tuple(self.memories), shapes_of)
+        signed = {name for rule in self.rules for name in rule.state_names if name not in rule.nonnegative}
+        return Kept(
+            self._kind(), self._kinds(), frozenset(self._kinds()) - signed, parameters, self.chosen is not None,
+            tuple(self.memories), shapes_of,
+        )  # fmt: skip
 
     def _kinds(self) -> tuple[str, ...]:
         """The names of all that is kept of any parameter."""

@@ -37,6 +37,7 @@ class Kept:
     """What an optimiser keeps, which a state that it loads has to fit.
 
     kind, kinds  of the optimiser; the names of all that it keeps of any parameter
+    nonnegative  those of kinds whose elements are at least 0
     parameters   that it counts so far; is_closed: no other may join
     plateaus     the settings that a Plateau gives
     shapes_of    name and shape of a parameter that is not known yet -> what is kept of it
@@ -44,6 +45,7 @@ class Kept:
 
     kind: str
     kinds: tuple[str, ...]
+    nonnegative: frozenset[str]
     parameters: Sequence[KnownParameter]
     is_closed: bool
     plateaus: tuple[str, ...]
@@ -85,6 +87,8 @@ def checked(arrays: Mapping[str, np.ndarray], kept: Kept) -> SavedState:
                 extra.append(name)
         elif kept.is_closed:
             extra.append(name)
+        if kind in kept.nonnegative and array.dtype.kind == "f" and (array < 0).any():
+            raise SettingError(f"load: {name} holds {array.min():g}; an average of squares must be at least 0")
     if extra:
         kinds = ", ".join(kept.kinds) or "no moments"
         raise GraphError(

@@ -262,6 +262,8 @@ class Classifier(ClassifierMixin, _Perceptron):
         """Train anew. sample_weight: how much each row weighs in the loss, [rows]; a row of 0 is left out."""
         X, y = self._rows(X, y, reset=True)
         y = column_or_1d(y, warn=True)
+        if y.dtype.kind == "O" and (bad := next((i for i, label in enumerate(y) if label is None), None)) is not None:
+            raise DataError(f"fit: y is missing in row {bad}; each row must have a class")
         check_classification_targets(y)
         self.classes_, ids = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:

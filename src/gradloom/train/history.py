@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import BackendError, SettingError
+from ..base.errors import BackendError, SettingError, TrainError
 from ..base.habits import AttributeHints
 from ..base.html import html_table
 from .metrics import UNCERTAINTY
@@ -33,8 +33,11 @@ class History(list[EpochResult], AttributeHints):
             return super().__getitem__(index)
 
     def at(self, epoch: int, step: int | None) -> EpochResult:
-        """The result of this epoch; where a step is given, with the evaluation after so many as its last one."""
-        result = next(one for one in self if one.epoch == epoch)
+        """The result of this epoch; where a step is given, with the evaluation after so many as its last one.
+        TrainError for an epoch that the history does not have."""
+        result = next((one for one in self if one.epoch == epoch), None)
+        if result is None:
+            raise TrainError(f"history: no epoch {epoch} among {[one.epoch for one in self][:8]}; requires one of them")
         made = tuple(one for one in result.evaluations if step is not None and one.step <= step)
         return (
             replace(result, val=made[-1].val, evaluations=made) if made and made[-1].val is not result.val else result

@@ -101,8 +101,9 @@ class Model:
 
         rows: as for predict. targets: the class or the number of each row, [rows] or [rows, targets]; None: those of
         the file or table, in its column of the target's name. Rows without a target, and those of a class that the
-        model does not know, do not count, which is a warning. DataError where no row has a target, and for R2 of
-        targets that are all equal, which is not defined.
+        model does not know, do not count, which is a warning with their number. DataError where no row has a target,
+        for a target that is infinite or too large for a score, and for R2 of targets that are all equal, which is not
+        defined.
         """
         made = with_encoding(self.preprocess, encoding, rows)
         features, found, notes, problems = features_of(rows, made)
@@ -115,7 +116,9 @@ class Model:
         known = found >= 0 if is_class else np.isfinite(found).all(axis=1)
         if not known.any():
             raise DataError(f"score: no row has a {self.target!r:.60} that the model knows")
-        for note in [*notes, *problems]:
+        lost = int((~known).sum())
+        left_out = f"{lost:,} of {len(found):,} rows count in no score: no {self.target!r:.60} that the model knows"
+        for note in [*notes, *problems, *[left_out] * bool(lost)]:
             warnings.warn(note, stacklevel=2)
         outputs = self.outputs(features, **options)
         if is_class:

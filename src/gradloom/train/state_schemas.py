@@ -159,6 +159,8 @@ def _loop_relations(values: Mapping[str, Any], name: str) -> None:
     if any(b <= a for a, b in itertools.pairwise(numbers)):
         raise DataError(f"{name}.history: epochs {numbers[1:][:8]} do not increase from {numbers[0] + 1}")
     under_way = values["pass"]
+    if under_way is not None and values["stopped"]:
+        raise DataError(f"{name}.stopped: is true inside pass {under_way['number']}; a stopped run has no open pass")
     if under_way is not None:
         number, steps = under_way["number"], under_way["before"] + under_way["done"]
         if number != last or number <= numbers[-1] or steps != values["steps"]:
