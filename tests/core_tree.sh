@@ -23,6 +23,7 @@ build_core() {
 
 # run_pytest OPTIONS...: pytest in the current folder, a tree of build_core, on that tree's core.
 run_pytest() {
+  export PYTHONPATH="$PWD/src"  # of processes that tests start
   export OPENBLAS_NUM_THREADS=1  # its threads are not built for a sanitizer, and its allocations are not ours
   # An editable install would hide this tree's own core: take its finder out, and make sure.
   "$PYTHON" - "$@" <<'PYTEST'
