@@ -474,7 +474,8 @@ def test_one_layer_and_all_linear_layers(tmp_path):
 # ---- the tables are true ---------------------------------------------------------------------------------------------
 
 CLASSES: dict[str, type] = {
-    "graph.Value": gl.Value, "nn.Module": gl.nn.Module, "optim.Optimizer": gl.optim.Optimizer,
+    "graph.Value": gl.Value, "graph.Parameter": type(gl.parameter(0.0)),
+    "nn.Module": gl.nn.Module, "optim.Optimizer": gl.optim.Optimizer,
     "eager.GradTape": GradTape, "train.History": gl.train.History, "train.EpochResult": gl.EpochResult,
     "train.Trainer": gl.Trainer, "train.Result": gl.Result, "llm.Model": gl.llm.Model, "llm.LoRA": gl.llm.LoRA,
     "llm.Tokenizer": gl.llm.Tokenizer, "llm.Run": gl.llm.Run, "data.Dataset": gl.data.Dataset,

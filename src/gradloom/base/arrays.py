@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arguments import what_is
-from .errors import DTypeError, IndexOutOfRange
+from .errors import DTypeError, IndexOutOfRange, ShapeError
 
 
 def as_array(name: str, data: Any) -> np.ndarray:
@@ -49,6 +49,14 @@ def _shape(entry: Any) -> list[int] | str:
         return list(np.shape(entry))
     except ValueError:
         return "[uneven]"
+
+
+def check_no_tuple(name: str, what: object) -> None:
+    """ShapeError for a tuple of arrays: (x, y) is no array of two rows."""
+    if isinstance(what, tuple) and any(isinstance(one, np.ndarray) and one.ndim for one in what):
+        raise ShapeError(
+            f"{name}: a tuple of {len(what)} arrays; need one array, and labels as an argument: (x, y) as x, y"
+        )
 
 
 def odd_object(array: np.ndarray) -> str:

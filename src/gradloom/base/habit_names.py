@@ -574,6 +574,9 @@ dim: use x.ndim
 numel nbytes: use x.size
 [graph.Parameter]
 clone copy: use p.numpy() or gl.tensor(p) for a snapshot
+sub_: use p.assign(p - x)
+add_: use p.assign(p + x)
+mul_: use p.assign(p * x)
 [nn.Module]
 requires_grad: use freeze= of gl.fit, or parameter.trainable = False
 call: use forward

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.arguments import what_is
-from ..base.arrays import as_array, check_whole, odd_object, uneven
+from ..base.arrays import as_array, check_no_tuple, check_whole, odd_object, uneven
 from ..base.errors import DataError, DTypeError, IndexOutOfRange, SettingError, ShapeError
 from ..base.habits import AttributeHints, KeywordHints
 from ..base.schema import shown
@@ -290,6 +290,7 @@ _IDS_OF_TEXTS = "; classes, ids = numpy.unique(labels, return_inverse=True) make
 
 
 def _as_array(what: object, name: str) -> np.ndarray:
+    check_no_tuple(name, what)
     try:
         array = as_array(name, what)
         if isinstance(what, np.ndarray) and not isinstance(what, np.ma.MaskedArray):

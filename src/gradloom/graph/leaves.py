@@ -123,6 +123,14 @@ class Parameter(Value):
             raise ValueError(f"parameter {self.name}: its contents cannot be read without a copy")
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
+    def _no_update(self, other: Any) -> Parameter:
+        raise GraphError(
+            f"parameter {self.name}: cannot be changed by -=, +=, *= or /=, which only bind the name to a new value; "
+            "use p.assign(p - x)"
+        )
+
+    __isub__ = __iadd__ = __imul__ = __itruediv__ = _no_update
+
     def _no_number(self, what: str, use: str) -> DTypeError:
         return DTypeError(f"parameter {self.name}: it has no {what} in a graph, where it changes; use numpy()")
 

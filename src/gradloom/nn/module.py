@@ -121,8 +121,14 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
                     self._unassigned.discard(one.stored)
                     if not one.stored.name:
                         one.stored.name = one.node.name = path
-            if held or _holds(self.__dict__.get(name)):
+            before = self.__dict__.get(name)
+            if held or _holds(before):
                 _changes = object()
+                if isinstance(before, Parameter) and not held and value is not None:
+                    raise DTypeError(
+                        f"{type(self).__name__}.{name} is a parameter, and {what_is(value)} is none; "
+                        f"use {name}.assign(...) for its numbers, or gl.parameter(...)"
+                    )
         object.__setattr__(self, name, value)
 
     def _check_made(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.arrays import as_array, check_whole, odd_object, uneven
+from ..base.arrays import as_array, check_no_tuple, check_whole, odd_object, uneven
 from ..base.dtypes import DType, dtype, f32, i32
 from ..base.errors import DataError, DTypeError, ShapeError
 from ..data.dataset import IGNORED, Dataset
@@ -183,6 +183,7 @@ class FeedSource:
 def numbers(name: str, what: Any, also: Collection[str] = ()) -> np.ndarray:
     """An array of numbers; ShapeError for rows of different lengths, DTypeError for anything but NumPy's numbers and
     the dtypes in `also`."""
+    check_no_tuple(name, what)
     try:
         array = as_array(name, what)
     except ValueError:
