@@ -29,7 +29,7 @@ _SAID = (
     "was not saved", "cannot be removed", "cannot be written", "no checkpoint to resume", "is replaced at", "is used$",
     "no other one$",
 )  # fmt: skip
-SAID = re.compile(f"gradloom: .*({'|'.join(_SAID)})")
+SAID = re.compile(f"gradloom: .*({'|'.join(_SAID)})|.*: this run has finished")
 STARTS = {"fresh": "resume", "interrupted": "resume", "finished": "overwrite", "fit": "resume"}  # how each run begins
 SOME = {"fresh": "once", "interrupted": "once", "finished": "kill", "fit": "once"}  # the mode, but with FAULTS=all
 
