@@ -149,7 +149,7 @@ def _same_but_for_rounding(lines: list[str], fresh: list[str]) -> None:
         assert seen == pytest.approx(wanted, rel=0.1, abs=0.02), (line, new, update)
 
 
-_MEASURED = r"\d[\d.,]*(?: k)? (?:rows/s|MB|kB|s left)|time .*|memory .*"  # speeds, times and bytes
+_MEASURED = r"\d[\d.,]*(?: [kM])? (?:rows/s|GB|MB|kB|s left)|time .*|memory .*"  # speeds, times and bytes
 
 
 def _same_transcript(shown: str, printed: str) -> None:
