@@ -105,7 +105,7 @@ def test_lines(tmp_path, kept, given_lines, which, skip, context):
 @pytest.fixture(scope="module")
 def kept():
     """A template that keeps the process which renders, from one example to the next."""
-    return ChatTemplate("", TOKENIZERS[0])
+    return ChatTemplate("{{ bos_token }}", TOKENIZERS[0])
 
 
 @given(
