@@ -184,8 +184,12 @@ class Foreign:
             "the class Flatten; need one that is made",
         ),
         (lambda p: gl.evaluate(nn.Flatten, (X, Y)), GraphError, "got the class Flatten"),
-        (lambda p: gl.Trainer(net(), optimizer=Foreign()), SettingError, "optimizer: got a Foreign; need one of gl.op"),
-        (lambda p: gl.Trainer(net(), optimizer=SGD), SettingError, "optimizer: got the class SGD; need one of gl.opt"),
+        (lambda p: gl.Trainer(net(), optimizer=Foreign()), SettingError, "optimizer: got a Foreign; must be"),
+        (
+            lambda p: gl.Trainer(net(), optimizer=SGD),
+            SettingError,
+            "optimizer: got the class SGD; must be an optimizer of gl.op",
+        ),
         (lambda p: SGD(net().parameters()).step({"a": X}), gl.GradientError, "step: got a dict; need the gradients"),
         (lambda p: SGD(net().parameters()).accumulate({}), gl.GradientError, "accumulate: got a dict; need the gra"),
         (lambda p: gl.optim.clip_grad_norm({}, 1.0), gl.GradientError, "clip_grad_norm: got a dict; need what tape"),
@@ -206,5 +210,5 @@ def test_finetune_names_its_own_arguments(tmp_path):
         gl.llm.finetune(model, "t.txt", zzz=64)
     with pytest.raises(SettingError, match="progress='no' is not usable"):
         gl.llm.finetune(gl.llm.load(write(tmp_path)), rows_of(4), progress="no")
-    with pytest.raises(SettingError, match="^optimizer: got a Foreign; need one of"):
+    with pytest.raises(SettingError, match="^optimizer: got a Foreign; must be"):
         gl.llm.finetune(gl.llm.load(write(tmp_path)), rows_of(4), optimizer=Foreign())

@@ -260,7 +260,7 @@ def test_dp_train_heeds_groups():
         ([{"match": "0.*", "lr": 0.1}, {"match": "0.bias", "lr": 0.2}], r"groups\[1\]: an earlier group has all"),
         (
             [{"match": "0.*", "rate": 0.1}],
-            r"groups\[0\]: rate is no setting of AdamW; need one of match, optimizer, lr",
+            r"groups\[0\]: rate is no setting of AdamW; must be one of match, optimizer, lr",
         ),
         ([{"match": "0.*", "weightdecay": 0.1}], r"did you mean weight_decay\?"),
         ([{"match": "0.*", "lr": -1}], "AdamW: lr=-1 is not usable"),

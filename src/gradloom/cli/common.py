@@ -257,7 +257,7 @@ def heed_signals() -> None:
 
 def unheard_exit_code(code: int) -> int:
     """The code of a command whose stdout takes no more, as of a terminal that was closed, or that of the signal."""
-    return code if interrupts.heard is None else exit_code(interrupts.heard)
+    return code if interrupts.last_interrupt is None else exit_code(interrupts.last_interrupt)
 
 
 def late_exit_code(code: int) -> int:
@@ -274,7 +274,7 @@ def signals(lasting: bool) -> Iterator[None]:
     """
     global _handler
     _late.clear()
-    interrupts.heard = None
+    interrupts.last_interrupt = None
     _handler = interrupts.Raising()
     old: interrupts.Handlers = {}
     if threading.current_thread() is threading.main_thread():  # elsewhere no signal arrives

@@ -127,7 +127,7 @@ class Ensemble(Sequential):
     ) -> None:
         super().__init__(*layers)
         if average not in AVERAGES:
-            raise SettingError(f"Ensemble: average={average!r} is not known; need one of {', '.join(AVERAGES)}")
+            raise SettingError(f"Ensemble: average={average!r} is not known; must be one of {', '.join(AVERAGES)}")
         counts = {count for one in layers if (count := _members_of(one)) is not None}
         if len(counts) != 1 or not isinstance(layers[-1], MemberLinear):
             raise ShapeError(
@@ -158,7 +158,7 @@ class Ensemble(Sequential):
         return each if self.training else self.averaged(each)
 
     def of_each(self, x: Value) -> Value:
-        """What each member makes of each row: [rows, members, outputs]."""
+        """The outputs of each member for each row: [rows, members, outputs]."""
         first, given = len(self.shared), x
         for layer in self.layers[:first]:
             x = layer(x)

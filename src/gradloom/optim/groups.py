@@ -82,7 +82,7 @@ class Groups:
         known = list(self._base.declared)
         for key in own:
             if key not in known:
-                hint = nearest(key, known, f"need one of match, optimizer, {', '.join(known)}")
+                hint = nearest(key, known, f"must be one of match, optimizer, {', '.join(known)}")
                 raise SettingError(f"{who}: {key} is no setting of {type(self._base).__name__}{hint}")
 
     def _other(self, who: str, name: str, own: Mapping[str, Any]) -> UpdateRule:
@@ -150,6 +150,6 @@ class Groups:
 
 
 def _need_match(who: str, word: str, named: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """SettingError unless the word stands for one of these parameters."""
+    """SettingError unless the word matches one of these parameters."""
     if not any(WORDS[word](shape) for _, shape in named):
         raise SettingError(f"{who}: {word!r} matches no parameter; leave it out")

@@ -92,7 +92,7 @@ class Muon(Optimizer):
     0.2 sqrt(max(rows, columns)), with which AdamW's rate and decay serve (Liu et al., arXiv 2502.16982).
 
     It is for the matrices of hidden layers, and steps each matrix of a stack (gl.nn.stacked, the layers of an
-    nn.Ensemble) by itself. What is no matrix is a SettingError: give it (and embeddings and the last layer) an
+    nn.Ensemble) by itself. Other shapes are a SettingError: give these (and embeddings and the last layer) an
     optimiser of its own:
 
         Muon(lr=0.02, groups=[{"match": ["not_2d", "head.*"], "optimizer": AdamW(lr=3e-4)}])

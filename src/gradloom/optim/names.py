@@ -1,4 +1,4 @@
-"""Optimisers by name: "adamw", "sgd", "lion", ..., as settings files and commands say them."""
+"""Optimisers by name: "adamw", "sgd", "lion", ..., as in settings files and commands."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def optimizer_names() -> dict[str, Any]:
 def optimizer_named(name: str) -> Any:
     """The class of an optimiser; SettingError for a name that is none, with the nearest."""
     if not isinstance(name, str):
-        raise SettingError(f"optimizer: got {what_is(name)}; need one of gl.optim, such as AdamW(lr=1e-3), or its name")
+        need = "an optimizer of gl.optim, such as AdamW(lr=1e-3), or its name"
+        raise SettingError(f"optimizer: got {what_is(name)}; must be {need}")
     names = optimizer_names()
     if name.lower() not in names:
         hint = nearest(name.lower(), names)
-        raise SettingError(f"optimizer: {name!r} is not known; need one of {', '.join(sorted(names))}{hint}")
+        raise SettingError(f"optimizer: {name!r} is not known; must be one of {', '.join(sorted(names))}{hint}")
     return names[name.lower()]
 
 

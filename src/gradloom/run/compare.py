@@ -16,7 +16,7 @@ from ..graph.leaves import Parameter
 from ..graph.stored import held
 from ..graph.value import Value
 from ..transform.program import gather
-from .backend import heeds
+from .backend import has_effect
 from .compile import compile
 from .numpy_backend import evaluate
 
@@ -61,7 +61,7 @@ def check_gradients(
     `entries` entries of each, the largest of its gradient and others that are randomly chosen, are moved by `step`
     (relative to their size). An error is |analytic - numeric| / largest, where `largest` is the largest entry of that
     parameter's gradient, but at least what makes the rounding of the loss in float64 an error of `tolerance`: so a
-    gradient that is exactly 0 passes. An entry beyond tolerance is tried with steps 10 and 100 times as large, too, and
+    gradient that is exactly 0 passes. An entry beyond tolerance is also tried with steps 10 and 100 times as large, and
     the smallest of its errors counts: the rounding of terms that cancel is no error of the gradient.
     Returns the largest error, as a float with the number of entries that were tried, and of those that this rounding
     hides (a small gradient of a large loss); see GradientCheck.
@@ -150,7 +150,7 @@ def compare(
 
     Compares every float value of the graph, unfused: max |a - b| / max(1, max |a|). backends: each one behind the first
     is held against the first; "numpy" is float64, so that ("numpy", "cpu", "gpu") finds out which of two is wrong.
-    options go to compile, isa and flush to the CPU alone; precision rounds operands of products in float64, too. In
+    options go to compile, isa and flush to the CPU alone; precision rounds operands of products also in float64. In
     bf16 a number between two of bf16 may be rounded to the other one: behind more than one product that needs a larger
     tolerance.
     Raises SettingError for fewer than two backends.
@@ -166,7 +166,7 @@ def compare(
     feeds = dict(feeds or {})
     results = []
     for name in backends:
-        taken = {k: v for k, v in options.items() if heeds(name, k)}
+        taken = {k: v for k, v in options.items() if has_effect(name, k)}
         run = compile(every, backend=name, **taken | {"fuse": False})
         state = [n.attrs["stored"] for n in run.program.nodes if n.op.name == "parameter"]
         written = [stored for stored in state if stored.role != "frozen"]

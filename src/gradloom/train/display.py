@@ -14,7 +14,7 @@ from typing import Any
 
 from ..base.memory import resident
 from ..base.terminal import controls, in_one_line, shown_on
-from ..base.uploads import shown_by, told
+from ..base.uploads import progress_text, shown_by
 from .metrics import UNCERTAINTY
 from .result import MAIN, EpochResult, Evaluation
 from .stopping import EarlyStopping
@@ -170,7 +170,7 @@ class _Display(ABC):
 
     def _uploading(self, where: str, done: int, total: int) -> None:
         """So much of what runs on a device is there."""
-        self._upload = "" if done == total else told(where, done, total)
+        self._upload = "" if done == total else progress_text(where, done, total)
         self._refresh(0.1)
         if self._live is None and self._upload and time.perf_counter() - self._told >= self.LINE_SECONDS:
             self._told = time.perf_counter()

@@ -11,7 +11,7 @@ import numpy as np
 from ..base.errors import TrainError
 from ..base.schema import different_texts, mapping, shown, shown_name, table, text
 from ..graph.value import Value
-from ..nn.devices import SAID
+from ..nn.devices import ASSIGNED
 from ..nn.module import Module
 from ..step.state import named
 from .attributes import (
@@ -83,7 +83,7 @@ class ModuleState:
         paths = {module: path for path, module in self._modules().items()}
         found = {}
         for module, name in dict.fromkeys(at for root in self._roots.values() for at in root.outline()):
-            if name == SAID:
+            if name == ASSIGNED:
                 continue
             value = module.training if name == MODE else vars(module)[name]
             if module in paths and not isinstance(value, Value):
