@@ -21,7 +21,7 @@ from ..run.compile import compile as compile_program
 from ..run.diagnose import stopped
 from ..step.step import end_step, random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
-from .forms import Forms
+from .compile_cache import CompileCache
 from .metrics import NOTHING, Measures
 from .objective import BatchGraph, Objective
 from .result import Mark, Result
@@ -57,7 +57,7 @@ class LocalSteps:
     def __init__(
         self,
         objective: Objective,
-        forms: Forms,
+        cache: CompileCache,
         state: OptimizerState,
         *,
         build: str,
@@ -69,12 +69,12 @@ class LocalSteps:
         skips: bool,
         options: dict[str, Any],
     ) -> None:
-        self.objective, self.forms, self.state = objective, forms, state
+        self.objective, self.cache, self.state = objective, cache, state
         self.build, self.accumulate, self.dynamic, self.skips = build, accumulate, dynamic, skips
         self.seed, self.options = seed, options
         self.max_norm, self.max_value = max_norm, max_value
         self.keeps_gradients = build == "grad" or accumulate > 1
-        self.compiled: dict[Hashable, CompiledBatch] = forms.cache()
+        self.compiled: dict[Hashable, CompiledBatch] = cache.table()
         self.done = self.held = self.skipped = 0
         self.in_window = 0  # micro-batches in the accumulation window so far
         self.window_rows = 0
@@ -303,12 +303,12 @@ class LocalSteps:
             return self._compile(self.objective.graph(source, rows, backward, measures), update, others)
 
         others = ()
-        step = self.forms.cached(self.compiled, key, backward, make)
+        step = self.cache.get(self.compiled, key, backward, make)
         others, resting = self._others(step.parameters, update)
         behind = self._behind(step.parameters, others, update)
         if others or (resting, behind) != (step.resting, step.behind):
             key = (*key, tuple(p.stored for p in others), resting, behind)
-            step = self.forms.cached(self.compiled, key, backward, make)
+            step = self.cache.get(self.compiled, key, backward, make)
         return step
 
     def _others(
@@ -319,10 +319,10 @@ class LocalSteps:
         if not update:
             return (), ()
         others = self.state.others(parameters) if self.in_window else ()
-        return others, self.state.resting((*parameters, *others))
+        return others, self.state.ema_only((*parameters, *others))
 
     def _behind(self, parameters: Sequence[Parameter], others: Sequence[Parameter], update: bool) -> tuple[Stored, ...]:
-        return self.state.behind((*parameters, *others)) if update else ()
+        return self.state.with_missed_steps((*parameters, *others)) if update else ()
 
     def _compile(self, graph: BatchGraph, update: bool, others: Sequence[Parameter]) -> CompiledBatch:
         outputs = graph.outputs
@@ -339,12 +339,12 @@ class LocalSteps:
                 updates=update, others=others, max_norm=self.max_norm, max_value=self.max_value,
             )  # fmt: skip
             outputs = [*outputs, *norms]
-            resting = self.state.resting((*graph.parameters, *others)) if update else ()
+            resting = self.state.ema_only((*graph.parameters, *others)) if update else ()
         run = compile_program(outputs, updates, **self.options)
         has_predictions = self.objective.has_predictions
         return CompiledBatch(
             run, has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()), updated,
-            self.state.behind(updated), self.options, self._statistics(run, update), resting, graph.layout,
+            self.state.with_missed_steps(updated), self.options, self._statistics(run, update), resting, graph.layout,
         )  # fmt: skip
 
     def _statistics(self, run: Any, update: bool) -> tuple[Stored, ...]:

@@ -359,7 +359,7 @@ class Replica:
     def _update_for(self, reached: np.ndarray) -> Any:
         """The program that ends a step in which so many replicas have reached each parameter and buffer."""
         updated = self._updated(reached)
-        key = reached.tobytes(), self.state.behind(updated), self.state.resting(updated)
+        key = reached.tobytes(), self.state.with_missed_steps(updated), self.state.ema_only(updated)
         if key not in self._updates:
             with locks.building, graph_mode():
                 self._updates[key] = self._ending(reached)

@@ -76,8 +76,8 @@ class Split:
     def __init__(self, local: LocalSteps, state: TrainState, ranks: Communicator, exchange: str) -> None:
         self.local, self.state, self.ranks, self.exchange = local, state, ranks, check_exchange(exchange)
         self.agreement = Agreement(ranks)
-        self._updates: dict[Hashable, _Update] = local.forms.cache()
-        self._micros: dict[Hashable, tuple[CompiledBatch, int]] = local.forms.cache()
+        self._updates: dict[Hashable, _Update] = local.cache.table()
+        self._micros: dict[Hashable, tuple[CompiledBatch, int]] = local.cache.table()
         self._names: dict[Stored, Hashable] = {}
 
     # ---- the same on all ranks -------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Split:
     def _share_state(self) -> None:
         """All ranks take over rank 0's parameters, buffers and optimiser state, and the numbers that are its rates."""
         with self.agreement.own():
-            self.local.forms.look(True)
+            self.local.cache.refresh(True)
         self._compare_model()
         for stored in self.state.arrays("model", "optimizer", "average").values():
             array = stored.numpy()
@@ -104,7 +104,7 @@ class Split:
     def _compare_model(self) -> None:
         """TrainError when the model has changed on some ranks alone."""
         ranks = self.ranks
-        first, *others = ranks.gather(self.local.forms.number)
+        first, *others = ranks.gather(self.local.cache.version)
         for rank, theirs in enumerate(others, 1):
             if theirs != first:
                 raise TrainError(
@@ -135,7 +135,7 @@ class Split:
 
     def _compare_graph(self, what: str, key: Hashable, backward: bool, values: list[Value]) -> None:
         """The graph as a checksum that is the same in another process: arrays by name, mapped weights also by bytes."""
-        number = self.local.forms.number[backward]
+        number = self.local.cache.version[backward]
         self.agreement.compare_once(
             "the graph", (what, number, key), lambda: checksum(repr(structure(values, self._called)))
         )
@@ -344,11 +344,11 @@ class Split:
             self._compare_graph("step", again, True, nodes)
             return made
 
-        update = self.local.forms.cached(self._updates, key, True, make)
+        update = self.local.cache.get(self._updates, key, True, make)
         parameters, state = update.exchange.parameters, self.local.state
-        again = (key, state.resting(parameters), state.behind(parameters))
+        again = (key, state.ema_only(parameters), state.with_missed_steps(parameters))
         if again[1:] != (update.resting, update.behind):
-            update = self.local.forms.cached(self._updates, again, True, make_again)
+            update = self.local.cache.get(self._updates, again, True, make_again)
         return update
 
     def _ending(self, exchange: Exchange) -> tuple[_Update, list[Value]]:
@@ -361,7 +361,7 @@ class Split:
             max_value=local.max_value,
         )
         run = compile_program(norms, updates, **local.options)
-        resting, behind = local.state.resting(exchange.parameters), local.state.behind(exchange.parameters)
+        resting, behind = local.state.ema_only(exchange.parameters), local.state.with_missed_steps(exchange.parameters)
         return _Update(exchange, run, resting, behind), [*norms, *updates]
 
     def _micro_for(self, rows: RowRange, size: int) -> tuple[CompiledBatch, int]:
@@ -383,7 +383,7 @@ class Split:
             self._compare_graph("micro-batch", key, True, graph.values)
             return step, graph.ids
 
-        return self.local.forms.cached(self._micros, key, True, make)
+        return self.local.cache.get(self._micros, key, True, make)
 
 
 class _MicroGraph:

@@ -38,7 +38,7 @@ from ..step.exchange import check_exchange
 from ..step.state import TrainState
 from .arguments import check_options, check_skip, need_devices, with_backend
 from .batches import CompiledBatch, RowRange
-from .forms import Forms
+from .compile_cache import CompileCache
 from .local import LocalSteps
 from .marked import MarkedGraph
 from .metrics import NOTHING, Measures
@@ -170,9 +170,9 @@ class Trainer(AttributeHints):
                 if self.optimizer.placing is not None:
                     self.optimizer_state.place(self.objective.named().items())
         self.model, self.loss = self.objective.model, self.objective.loss
-        self.forms = Forms(self.objective, seed, self.dynamic)
+        self.cache = CompileCache(self.objective, seed, self.dynamic)
         self.local = LocalSteps(
-            self.objective, self.forms, self.optimizer_state, build=build, accumulate=accumulate, dynamic=self.dynamic,
+            self.objective, self.cache, self.optimizer_state, build=build, accumulate=accumulate, dynamic=self.dynamic,
             seed=seed, max_norm=self.max_norm, max_value=self.max_value, skips=check_skip(on_nonfinite),
             options=options,
         )  # fmt: skip
@@ -181,7 +181,7 @@ class Trainer(AttributeHints):
         parts.register(self.train_state)
         self.modules = parts.modules
         self.split = None if communicator is None else Split(self.local, self.train_state, communicator, exchange)
-        self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.forms.cache()
+        self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.cache.table()
         self._sources: dict[int, RowSource] = {}
 
     def __repr__(self) -> str:
@@ -244,7 +244,7 @@ class Trainer(AttributeHints):
         result = Result() if result is None else result
         backward = backward and self.build != "forward"
         with self._weights(averaged=not backward):
-            self.forms.look(backward)
+            self.cache.refresh(backward)
             self.local.feed(source, result, backward)
         return result
 
@@ -255,10 +255,10 @@ class Trainer(AttributeHints):
         ShapeError for an output without the rows along its first axis.
         """
         source = FeedSource(batch, kind=self.objective.input_kind)
-        self.forms.look(False)
+        self.cache.refresh(False)
         if self.dynamic:
             self._predicting.clear()
-        outputs, run = self.forms.cached(self._predicting, source.key, False, lambda: self._prediction(source))
+        outputs, run = self.cache.get(self._predicting, source.key, False, lambda: self._prediction(source))
         with self._weights(averaged=True):
             return outputs, run(**{k: v for k, v in source.feeds.items() if k in run.inputs})
 
@@ -330,7 +330,7 @@ class Trainer(AttributeHints):
     ) -> RowRange:  # fmt: skip
         """The rows of a pass, with the model seen as it is now."""
         backward = backward and self.build != "forward"
-        self.forms.look(backward)
+        self.cache.refresh(backward)
         micro = min(micro_batch_size or batch_size, batch_size)
         return RowRange(source, start, stop, batch_size, micro, backward, measures)
 
@@ -338,7 +338,7 @@ class Trainer(AttributeHints):
     @builds_graphs
     def whole_step(self, source: RowSource, rows: int) -> CompiledBatch:
         """A step on so many rows with its update: what it computes, and the executable."""
-        self.forms.look(True)
+        self.cache.refresh(True)
         return self.local.compiled_for(source, rows, True, True)
 
     # ---- what was compiled -------------------------------------------------------------------------------
