@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -189,6 +189,10 @@ class OptimizerState:
                 if p.stored not in self.moments:
                     self._moments_of(p)
         return self.step_counts.among(parameters)
+
+    def update_key(self, updated: Collection[Parameter]) -> Hashable:
+        """What the nodes of an update of these parameters depend on: equal keys, equal nodes."""
+        return self.ema_only(updated), self.with_missed_steps(updated)
 
     def observe(self, loss: float) -> None:
         """An epoch has ended with this loss: for Plateau schedules."""

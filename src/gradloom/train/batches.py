@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,19 +13,27 @@ from ..graph.stored import Stored
 from ..graph.value import Value
 from ..run.diagnose import first_bad
 from .metrics import EMPTY, NOTHING, Measures, MetricLayout
-from .source import RowSource
+
+
+class Truth(Protocol):
+    """A source of rows with known labels."""
+
+    def truth(self, start: int, stop: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Labels and weights of these rows, None where there are none."""
+
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Truth)
 
 
-@dataclass(slots=True)  # not frozen: several are made in each pass
-class RowRange:
-    """Rows start..stop of a source's order: batch_size of them make an optimiser step, micro_size a micro-batch.
+@dataclass(slots=True)  # not frozen: several are created in each pass
+class RowRange(Generic[S]):
+    """Rows start..stop of a source's order: batch_size of them form an optimiser step, micro_size a micro-batch.
 
-    backward: they train; else they are only measured. measures: what is measured of them beside the loss.
+    backward: train on them, else measure only. measures: the metrics of these rows.
     """
 
-    source: RowSource
+    source: S
     start: int
     stop: int
     batch_size: int
@@ -33,26 +41,26 @@ class RowRange:
     backward: bool
     measures: Measures = NOTHING
 
-    def part(self, start: int, stop: int) -> RowRange:
-        """Some of these rows, in batches of the same sizes."""
+    def part(self, start: int, stop: int) -> RowRange[S]:
+        """A part of these rows, in batches of the same sizes."""
         return RowRange(self.source, start, stop, self.batch_size, self.micro_size, self.backward, self.measures)
 
     @property
     def count(self) -> int:
         return self.stop - self.start
 
-    def batches(self) -> Iterator[RowRange]:
+    def batches(self) -> Iterator[RowRange[S]]:
         """The rows of each optimiser step; the last may be fewer."""
         for first in range(self.start, self.stop, self.batch_size):
             end = min(first + self.batch_size, self.stop)
             yield self.part(first, end)
 
     def batch_end(self, row: int) -> int:
-        """Where the batch ends that this row belongs to."""
+        """The end of the batch that contains this row."""
         return min(row + self.batch_size - (row - self.start) % self.batch_size, self.stop)
 
-    def ends(self) -> list[RowRange]:
-        """The first and the last batch: those of all sizes that occur."""
+    def ends(self) -> list[RowRange[S]]:
+        """The first and the last batch: they have all sizes that occur."""
         last = self.start + (self.count - 1) // self.batch_size * self.batch_size
         cuts = ((self.start, min(self.start + self.batch_size, self.stop)), (last, self.stop))
         return [self.part(a, b) for a, b in cuts]
@@ -79,7 +87,7 @@ class MicroBatches:
     offset: int  # of its first row inside the optimiser step's rows
 
     def after(self, done: int) -> MicroBatches:
-        """Those that are left when so many are done."""
+        """Those that are left when `done` are done."""
         if not done:
             return self
         rows = done * self.rows
@@ -87,11 +95,11 @@ class MicroBatches:
         return MicroBatches(self.start + rows, self.rows, self.count - done, self.update, False, offset)
 
 
-def cut(rows: RowRange, accumulates: bool, updates: bool, is_open: bool) -> Iterator[MicroBatches]:
+def cut(rows: RowRange[Any], accumulates: bool, updates: bool, is_open: bool) -> Iterator[MicroBatches]:
     """The micro-batches of these rows, in groups. Whole batches without accumulation form one long group.
 
-    accumulates: the micro-batches of a batch add up to its step; updates: the last of them takes it; is_open: the
-    window holds micro-batches already.
+    accumulates: the gradients of a batch are summed over its micro-batches; updates: the last of them updates;
+    is_open: the window holds micro-batches already.
     """
     if not rows.backward or not accumulates:
         size = rows.batch_size if rows.backward else rows.micro_size
@@ -119,29 +127,28 @@ class CompiledBatch:
 
     run: Any
     has_predictions: bool
-    outputs: list[Value]  # loss sum, weight, predictions of classes, what the layout says, norms as in step.end_step
+    outputs: list[Value]  # loss sum, weight, predictions of classes, those of the layout, norms as in step.end_step
     updates: tuple[Value, ...]
     parameters: tuple[Parameter, ...] = ()  # those with a gradient
     grads: tuple[Value, ...] = ()  # of the loss sum, by them
     updated: tuple[Parameter, ...] = ()  # those that its optimiser step updates
-    behind: tuple[Stored, ...] = ()  # and which of them had missed steps before it
+    update_key: Hashable = False  # what its update depends on besides `parameters`
     options: dict[str, Any] = field(default_factory=dict)  # of compile
-    statistics: tuple[Stored, ...] = ()  # what it writes of the model before the optimiser step that it belongs to ends
-    resting: tuple[Stored, ...] = ()  # whose averages it moves beside those with a gradient
-    layout: MetricLayout = EMPTY  # of what it gives beside loss, weight and predictions
+    statistics: tuple[Stored, ...] = ()  # arrays of the model that it writes before its optimiser step
+    layout: MetricLayout = EMPTY  # of the outputs after loss, weight and predictions
 
     @property
     def needs_truth(self) -> bool:
-        """What it gives is judged by labels and row weights."""
+        """Whether its outputs are compared with labels and row weights."""
         return self.has_predictions or bool(self.layout.size)
 
     def extra(self, outputs: list[T]) -> list[T]:
-        """Of the outputs, or of their arrays, those of metrics."""
+        """The outputs of metrics, among the outputs or their arrays."""
         first = (3 if self.has_predictions else 2) + self.layout.loss_size
         return outputs[first : first + self.layout.size]
 
     def loss_outputs(self, outputs: list[T]) -> list[T]:
-        """Of the outputs, or of their arrays, the pairs of several losses."""
+        """The pairs of several losses, among the outputs or their arrays."""
         first = 3 if self.has_predictions else 2
         return outputs[first : first + self.layout.loss_size]
 
@@ -154,5 +161,5 @@ class CompiledBatch:
         }
 
     def first_bad(self, settings: dict[str, Any]) -> str:
-        """What is not finite first in this step, which has just failed with these settings."""
+        """The first value that is not finite in this step, which has just failed with these settings."""
         return first_bad(self.run, self.outputs, self.updates, settings, **self.options)

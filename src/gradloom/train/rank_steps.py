@@ -1,0 +1,343 @@
+"""RankSteps: batches shared by ranks. Every rank computes some of a batch's micro-batches, and all take the same step.
+
+Every rank holds the data and the weights. A batch is cut into micro-batches as in one process, and micro-batch j is
+computed on rank j mod N. So the micro-batches decide the bits, the number of ranks does not.
+
+Running statistics start each micro-batch from their value before the step; after it they are the mean over the
+micro-batches, by rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..base.errors import GraphError, SettingError, TrainError
+from ..base.settings import switches
+from ..graph.leaves import setting, stored_value
+from ..graph.stored import Stored
+from ..graph.structure import named, structure
+from ..graph.value import Value
+from ..optim.state import OptimizerState
+from ..parallel.agree import Agreement, agreed, same_settings, sampled
+from ..parallel.communicator import Communicator, checksum
+from ..parallel.flat import take_effects
+from ..run.backend import make_of
+from ..run.compile import compile as compile_program
+from ..run.cpu_backend import isa_of
+from ..step.exchange import Exchange
+from ..step.state import TrainState, shown
+from ..step.step import random_settings
+from .batches import CompiledBatch, MicroBatches, RowRange, cut
+from .compile_cache import CompileCache
+from .local_steps import CALL_SECONDS
+from .objective import Objective
+from .result import Result
+from .source import RowSource
+from .steps import NO_COMMON_WEIGHT, Call, OnProgress
+from .sum_steps import SumSteps
+
+REPORT_SECONDS = 0.1  # between two reports of a training pass
+DATA_BYTES, WEIGHT_BYTES = 64 << 20, 1 << 20  # larger data sets and mapped weights are compared by samples of this size
+
+T = TypeVar("T")
+Rows = RowRange[RowSource]
+
+
+class RankSteps(SumSteps[RowSource]):
+    """The steps of ranks that share each batch of rows.
+
+    train_state  its parts "model", "optimizer" and "average" must be the same on all ranks
+    """
+
+    objective: Objective
+
+    def __init__(
+        self,
+        objective: Objective,
+        cache: CompileCache,
+        state: OptimizerState,
+        ranks: Communicator,
+        exchange: str,
+        train_state: TrainState,
+        **settings: Any,
+    ) -> None:
+        super().__init__(objective, cache, state, ranks, exchange, **settings)
+        self.train_state = train_state
+        self.agreement = Agreement(ranks)
+        self._exchanges: dict[Hashable, Exchange] = cache.table()
+        self._micros: dict[Hashable, CompiledBatch] = cache.table()
+        self._names: dict[Stored, Hashable] = {}
+        self._measured: dict[int, list[np.ndarray]] = {}  # outputs of micro-batches that all ranks have measured
+        self._reported = 0.0
+
+    # ---- the same on all ranks -------------------------------------------------------------------------------
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """See Steps.together."""
+        return self.agreement.together()
+
+    def tell(self, listener: Callable[..., None] | None, *results: Any) -> None:
+        """Call a listener on rank 0; then all take its weights, and stop if it asks for that."""
+        self.agreement.root(listener, *results)
+        if self.ranks.gather(listener is not None)[0]:
+            self._share_state()
+        self.agreement.settle()
+
+    def _share_state(self) -> None:
+        """Copy rank 0's parameters, buffers, optimiser state and rates that are numbers to all ranks."""
+        with self.agreement.own():
+            self.cache.refresh(True)
+        self._compare_model()
+        for stored in self.train_state.arrays("model", "optimizer", "average").values():
+            array = stored.numpy()
+            self.ranks.broadcast(array)
+            stored.assign(array)
+        rates = self.state.optimizer.settings
+        rates |= self.ranks.gather({k: v for k, v in rates.items() if not callable(v)})[0]
+
+    def _compare_model(self) -> None:
+        """TrainError when the model has changed on some ranks only."""
+        ranks = self.ranks
+        first, *others = ranks.gather(self.cache.version)
+        for rank, theirs in enumerate(others, 1):
+            if theirs != first:
+                raise TrainError(
+                    f"the model has changed on {ranks.kind} 0 otherwise than on {ranks.kind} {rank}; need the same "
+                    f"change on all {ranks.size} (a listener is called on {ranks.kind} 0 alone)"
+                )
+
+    def _compare_settings(self, rows: Rows) -> None:
+        """The trainer's settings, and the data set by checksum."""
+        objective, optimizer, source = self.objective, self.state.optimizer, rows.source
+        with self.agreement.own():
+            rates = {k.removeprefix("opt."): v for k, v in self.state.settings().items()}
+            chosen = switches(**{name: self.options.get(name) for name in ("isa", "precision", "flush")})
+            schedules = {f"schedule of {k}": shown(v) if callable(v) else "none" for k, v in optimizer.settings.items()}
+            device = self.options.get("backend", "cpu")
+            mine = {
+                "batch_size": rows.batch_size, "micro_batch_size": rows.micro_size, "training": rows.backward,
+                "seed": self.seed, "max_norm": self.max_norm, "max_value": self.max_value, "freeze": objective.freeze,
+                "loss": objective.loss if isinstance(objective.loss, str) else "a function", "exchange": self.exchange,
+                "optimizer": type(optimizer).__name__, **rates, **schedules, "device": make_of(device),
+                "isa": isa_of([device], chosen.isa),  # another one computes other bits
+                "precision": chosen.precision, "flush": chosen.flush,
+            }  # fmt: skip
+        same_settings(self.ranks, **mine)
+        self.agreement.compare_once("the data", id(source), lambda: [sampled(a, DATA_BYTES) for a in source.arrays])
+
+    def _built(self, what: str, key: Hashable, build: Callable[[], tuple[T, list[Value]]]) -> T:
+        """Build a graph, and compare it with those of the other ranks."""
+        with agreed(self.ranks):
+            made, values = build()
+        self._compare_graph(what, key, True, values)
+        return made
+
+    def _compare_graph(self, what: str, key: Hashable, backward: bool, values: list[Value]) -> None:
+        """Compare graphs by a checksum that is the same in all processes: arrays by name, mapped weights also by
+        bytes."""
+        version = self.cache.version[backward]
+        self.agreement.compare_once(
+            "the graph", (what, version, key), lambda: checksum(repr(structure(values, self._name)))
+        )
+
+    def _name(self, stored: Stored) -> Hashable:
+        if stored not in self._names:
+            known = named(stored)
+            self._names[stored] = known if stored.check is None else (known, sampled(stored.read(), WEIGHT_BYTES))
+        return self._names[stored]
+
+    # ---- running ---------------------------------------------------------------------------------------------
+
+    def run(self, rows: Rows, result: Result, each: bool, on_progress: OnProgress | None) -> None:
+        """Steps.run on all ranks: the same rows, the same result everywhere. Only rank 0 calls `on_progress`."""
+        with self.agreement.together():
+            super().run(rows, result, each, on_progress)
+            self.agreement.settle()
+
+    def _begin(self, rows: Rows, each: bool) -> bool:
+        each = super()._begin(rows, bool(self.ranks.gather(each)[0]))
+        self.agreement.compare("the order of the rows", lambda: rows.source.order.read()[rows.start : rows.stop])
+        if rows.backward or not self._exchanges:
+            self.agreement.compare("the training state", self.train_state.digest, "model", "optimizer", "average")
+        self._measured.clear()
+        self._reported = time.perf_counter()
+        return each
+
+    def prepare(self, rows: Rows) -> list[CompiledBatch]:
+        """Compile all that `run` of these rows runs."""
+        self._compare_model()
+        self._compare_settings(rows)
+        if rows.backward:
+            self._ending_for(self._exchange_for(rows))
+            sizes = {batch.micro_batch(j)[1] for batch in rows.ends() for j in (0, batch.micro_batches - 1)}
+            return [self._micro_for(rows, size) for size in sorted(sizes)]
+        steps = []
+        for size in {group.rows for group in self._groups(rows)}:
+            with agreed(self.ranks):
+                step = self.compiled_for(rows.source, size, False, False, rows.measures)
+            self._compare_graph("evaluation", (id(rows.source), size, rows.measures), False, step.outputs)
+            steps.append(step)
+        return steps
+
+    def _report(self, on_progress: OnProgress | None, done: int, rows: Rows, each: bool) -> None:
+        is_late = rows.backward and time.perf_counter() - self._reported > REPORT_SECONDS
+        if each or done == rows.count or is_late:
+            self._reported = time.perf_counter()
+            self.agreement.root(on_progress, done)
+        if each and not rows.backward:
+            self.agreement.settle()
+
+    @property
+    def plans(self) -> list[Any]:
+        """The plans of all programs that were compiled so far."""
+        runs = [*(step.run for step in self._micros.values()), *self._endings.values()]
+        return super().plans + [run.plan for run in runs if run.plan is not None]
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """What ranks exchange, for each size of batch."""
+        return list(self._exchanges.values())
+
+    # ---- a training step -------------------------------------------------------------------------------------
+
+    def _check_stop(self, exchange: Exchange) -> None:
+        if exchange.numbers["stop"] != 0:
+            self.agreement.settle()
+
+    def _settings(self, batch: Rows, j: int) -> dict[str, Any]:
+        first, rows = batch.micro_batch(j)
+        random = random_settings(self.seed, self.state.steps + self.skipped + 1, first - batch.start)
+        return {"position": first, "share": rows / batch.count, **random}
+
+    def _compute(self, exchange: Exchange, batch: Rows, j: int) -> None:
+        with self.agreement.own():
+            first, rows = batch.micro_batch(j)
+            step, numbers = self._micro_for(batch, rows), exchange.numbers
+            outputs = exchange.run(step.run, self._settings(batch, j))
+            for array in numbers.values():
+                array[...] = 0
+            numbers["stop"][...] = self.agreement.is_stopping
+            if outputs is None:
+                return
+            numbers["losses"][j], numbers["weights"][j] = outputs[0][0], outputs[1][0]
+            numbers["parts"][j] = [array[0] for array in step.loss_outputs(outputs)]
+            if step.has_predictions:
+                at, ids = first - batch.start, outputs[2].size // rows
+                numbers["predictions"][at * ids : (at + rows) * ids] = outputs[2].ravel()
+
+    def _first_bad(self, batch: Rows, j: int) -> str:
+        with self.agreement.own():
+            return self._micro_for(batch, batch.micro_batch(j)[1]).first_bad(self._settings(batch, j))
+
+    def _summed(self, exchange: Exchange, batch: Rows) -> tuple[CompiledBatch, list[np.ndarray]]:
+        count, size, numbers = batch.micro_batches, batch.micro_batch(0)[1], exchange.numbers
+        step = self._micro_for(batch, size)
+        outputs = [numbers[name][:count].copy() for name in ("losses", "weights")]
+        if step.has_predictions:
+            ids = step.outputs[2].size // size
+            outputs.append(numbers["predictions"][: batch.count * ids].astype(np.int32))
+        return step, outputs + list(numbers["parts"][:count].T.copy())
+
+    # ---- evaluation ------------------------------------------------------------------------------------------
+
+    def _groups(self, rows: Rows) -> Iterable[MicroBatches]:
+        return super()._groups(rows) if rows.backward else cut(rows, False, False, False)
+
+    def _call(self, rows: Rows, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None) -> Call:
+        if rows.backward:
+            return super()._call(rows, left, result, each, on_progress)
+        first = (left.start - rows.start) // rows.micro_size
+        if first not in self._measured:
+            stop = min(first + self.ranks.size, rows.micro_batches) if each else rows.micro_batches
+            with self.agreement.own():
+                mine = self._measure(rows, first, stop, None if each else on_progress)
+            self._measured = {j: outputs for theirs in self.ranks.gather(mine) for j, outputs in theirs.items()}
+            self.agreement.settle()
+        count = 1 if each else left.count
+        columns = zip(*(self._measured.pop(j) for j in range(first, first + count)), strict=True)
+        step = self.compiled_for(rows.source, left.rows, False, False, rows.measures)
+        return Call(step, count, [np.concatenate(column) for column in columns])
+
+    def _measure(
+        self, rows: Rows, first: int, stop: int, on_progress: OnProgress | None
+    ) -> dict[int, list[np.ndarray]]:
+        """The outputs of this rank's micro-batches among first..stop."""
+        ranks = self.ranks
+        own = [j for j in range(first, stop) if j % ranks.size == ranks.rank]
+        measured: dict[int, list[np.ndarray]] = {}
+        while len(measured) < len(own):
+            size = rows.micro_batch(own[len(measured)])[1]
+            step = self.compiled_for(rows.source, size, False, False, rows.measures)
+            alike = [j for j in own[len(measured) :] if rows.micro_batch(j)[1] == size]
+            at = np.array([rows.micro_batch(j)[0] for j in alike], np.int64)
+            settings = {"position": at, **random_settings(self.seed, self.state.steps + 1)}
+            done, outputs = step.run.run_many(len(alike), settings, CALL_SECONDS)
+            for i in range(done):
+                measured[alike[i]] = [array[i : i + 1].copy() for array in outputs]
+            if self.agreement.is_stopping:
+                break  # `settle` follows
+            if measured and len(measured) < len(own):
+                count = min(len(measured) * ranks.size, stop - first) * rows.micro_size
+                self.agreement.root(on_progress, min(count, rows.count - 1))
+        return measured
+
+    # ---- building --------------------------------------------------------------------------------------------
+
+    def _exchange_for(self, rows: Rows) -> Exchange:
+        key: tuple[Hashable, ...] = (rows.source.key, rows.batch_size, rows.micro_size)
+
+        def build() -> tuple[Exchange, list[Value]]:
+            graph = _MicroGraph(self.objective, rows.source, min(rows.micro_size, rows.source.n))
+            micros = -(-rows.batch_size // rows.micro_size)
+            numbers = {
+                "stop": (), "losses": (micros,), "weights": (micros,),
+                "predictions": (rows.batch_size * graph.ids,), "parts": (micros, graph.layout.loss_size),
+            }  # fmt: skip
+            return Exchange(self.ranks, graph.parameters, graph.buffers, numbers, self.exchange), graph.values
+
+        return self.cache.get(self._exchanges, key, True, lambda: self._built("exchange", key, build).join())
+
+    def _micro_for(self, rows: Rows, size: int) -> CompiledBatch:
+        """The program of a micro-batch of `size` rows."""
+        exchange = self._exchange_for(rows)
+        key = exchange, size
+
+        def build() -> tuple[CompiledBatch, list[Value]]:
+            graph = _MicroGraph(self.objective, rows.source, size)
+            if graph.written != [p.stored for p in (*exchange.parameters, *exchange.buffers)]:
+                seen = f"the graph of {size} rows trains other parameters"
+                raise GraphError(f"{seen} than that of {rows.micro_size} rows")
+            updates = exchange.collect(graph.values)
+            run = compile_program(graph.outputs, updates, **self.options)
+            made = graph.outputs, updates, graph.parameters, graph.grads, exchange.parameters
+            return CompiledBatch(run, graph.ids > 0, *made, options=self.options, layout=graph.layout), graph.values
+
+        return self.cache.get(self._micros, key, True, lambda: self._built("micro-batch", key, build))
+
+
+class _MicroGraph:
+    """The graph of a micro-batch whose updates of buffers are exchanged like its gradients instead of written.
+
+    outputs: loss sum, weight and, for classes, predictions; ids: predictions per row. values: what is exchanged.
+    """
+
+    def __init__(self, objective: Objective, source: RowSource, rows: int) -> None:
+        graph = objective.graph(source, rows, True)
+        self.outputs, self.parameters, self.layout = graph.outputs, graph.parameters, graph.layout
+        self.grads = tuple(graph.grads or ())
+        if not graph.adds_up:
+            raise SettingError(NO_COMMON_WEIGHT)
+        self.ids = self.outputs[2].size // rows if objective.has_predictions else 0
+        taken = take_effects([*self.outputs, *self.grads])
+        self.buffers = tuple(stored_value(stored) for stored in taken)
+        self.values = [*self.grads, *(new * setting("share") for new in taken.values()), *self.outputs[:2]]
+
+    @property
+    def written(self) -> list[Stored]:
+        """The arrays that a step writes, apart from the optimiser's."""
+        return [p.stored for p in (*self.parameters, *self.buffers)]
