@@ -559,7 +559,7 @@ def test_a_number_that_is_not_finite_leaves_the_weights_before() -> None:
     with pytest.raises(gl.NonFiniteError) as raised:
         train(samples, make_model=make)
     assert str(raised.value) == (
-        "training stopped at step 2: x of the sample is not finite at [2, 1], in replica 1, sample 3; "
+        "training stopped at step 2 (epoch 1): x of the sample is not finite at [2, 1], in replica 1, sample 3; "
         "the weights before this step are kept; a smaller learning rate or scaled inputs may help"
     )
     after = train(samples, make_model=lambda: gl.nn.Sequential(gl.nn.BatchNorm(4), net()), iterations=1)

@@ -18,11 +18,12 @@ T = TypeVar("T")
 class CompileCache:
     """Tables of compiled programs. Each entry belongs to the structure of model and loss that it was compiled for.
 
+    objective  None: the structure never changes
     .version  the number of the structure in evaluation (False) and in training (True): equal numbers, equal structure.
               A model that changes back finds the programs of its earlier structure
     """
 
-    def __init__(self, objective: Objective, seed: int, dynamic: bool) -> None:
+    def __init__(self, objective: Objective | None, seed: int, dynamic: bool) -> None:
         self._objective, self._seed, self._dynamic = objective, seed, dynamic
         self._outline: dict[bool, Outline] = {False: {}, True: {}}
         self._versions: dict[Hashable, int] = {}  # of the known outlines, the latest at the end
@@ -40,6 +41,8 @@ class CompileCache:
     def refresh(self, backward: bool) -> None:
         """Read the structure of the model and the loss; parameters that are new join the optimiser."""
         objective, outline = self._objective, Outline()
+        if objective is None:
+            return
         if isinstance(objective.model, Module):
             with objective.mode(backward):
                 outline |= objective.model.outline()

@@ -251,8 +251,7 @@ class Steps(ABC, Generic[S]):
             others = self._others(graph.parameters, update)
             nodes = reachable(graph.outputs)
             statistics = [v for node in nodes for v in node.effects]
-            grads = [g for g in graph.grads or () if g is not None]
-            wires = structure([*graph.outputs, *grads, *statistics])
+            wires = structure([*graph.outputs, *(graph.grads or ()), *statistics])
             devices = tuple(node.device for node in nodes)  # their gradients run on the same ones
             key = (*key, wires, devices, self._update_key(graph.parameters, others, update))
             if key not in self.compiled:
@@ -281,20 +280,19 @@ class Steps(ABC, Generic[S]):
         outputs = graph.outputs
         updates: tuple[Value, ...] = ()
         updated = (*graph.parameters, *others) if update else ()
-        grads = [g for g in graph.grads or () if g is not None]
         if graph.grads is not None:
             if self.keeps_gradients and not graph.adds_up:
                 raise SettingError(NO_COMMON_WEIGHT)
             total, weight = outputs[:2]
             norms, updates = end_step(
-                self.state, graph.parameters, grads, total, weight,
+                self.state, graph.parameters, graph.grads, total, weight,
                 divisor=weight if self.objective.is_total else None, accumulates=self.keeps_gradients,
                 updates=update, others=others, max_norm=self.max_norm, max_value=self.max_value,
             )  # fmt: skip
             outputs = [*outputs, *norms]
         run = compile_program(outputs, updates, **self.options)
         return CompiledBatch(
-            run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(grads), updated,
+            run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()), updated,
             self._update_key(graph.parameters, others, update), self.options, self._statistics(run, update),
             graph.layout,
         )  # fmt: skip
