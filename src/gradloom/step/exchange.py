@@ -80,11 +80,6 @@ class Exchange:
         return float(self._loss / self._weight) if self._weight != 0 else 0.0
 
     @property
-    def totals(self) -> list[np.ndarray]:
-        """Copies of the sums of losses and weights, after `fold`: f32[] each."""
-        return [self._loss.copy(), self._weight.copy()]
-
-    @property
     def reached(self) -> tuple[float, ...] | None:
         """Micro-batches of the last sum with a value for each parameter and buffer; None where they are not counted."""
         counts = self.numbers.get("reached")

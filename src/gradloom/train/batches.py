@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,26 +14,17 @@ from ..graph.value import Value
 from ..run.diagnose import first_bad
 from .metrics import EMPTY, NOTHING, Measures, MetricLayout
 
-
-class Truth(Protocol):
-    """A source of rows with known labels."""
-
-    def truth(self, start: int, stop: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Labels and weights of these rows, None where there are none."""
-
-
 T = TypeVar("T")
-S = TypeVar("S", bound=Truth)
 
 
 @dataclass(slots=True)  # not frozen: several are created in each pass
-class RowRange(Generic[S]):
+class RowRange:
     """Rows start..stop of a source's order: batch_size of them form an optimiser step, micro_size a micro-batch.
 
     backward: train on them, else measure only. measures: the metrics of these rows.
     """
 
-    source: S
+    source: Any  # a RowSource, in dp_train a SampleSource
     start: int
     stop: int
     batch_size: int
@@ -41,7 +32,7 @@ class RowRange(Generic[S]):
     backward: bool
     measures: Measures = NOTHING
 
-    def part(self, start: int, stop: int) -> RowRange[S]:
+    def part(self, start: int, stop: int) -> RowRange:
         """A part of these rows, in batches of the same sizes."""
         return RowRange(self.source, start, stop, self.batch_size, self.micro_size, self.backward, self.measures)
 
@@ -49,7 +40,7 @@ class RowRange(Generic[S]):
     def count(self) -> int:
         return self.stop - self.start
 
-    def batches(self) -> Iterator[RowRange[S]]:
+    def batches(self) -> Iterator[RowRange]:
         """The rows of each optimiser step; the last may be fewer."""
         for first in range(self.start, self.stop, self.batch_size):
             end = min(first + self.batch_size, self.stop)
@@ -59,7 +50,7 @@ class RowRange(Generic[S]):
         """The end of the batch that contains this row."""
         return min(row + self.batch_size - (row - self.start) % self.batch_size, self.stop)
 
-    def ends(self) -> list[RowRange[S]]:
+    def ends(self) -> list[RowRange]:
         """The first and the last batch: they have all sizes that occur."""
         last = self.start + (self.count - 1) // self.batch_size * self.batch_size
         cuts = ((self.start, min(self.start + self.batch_size, self.stop)), (last, self.stop))
@@ -95,7 +86,7 @@ class MicroBatches:
         return MicroBatches(self.start + rows, self.rows, self.count - done, self.update, False, offset)
 
 
-def cut(rows: RowRange[Any], accumulates: bool, updates: bool, is_open: bool) -> Iterator[MicroBatches]:
+def cut(rows: RowRange, accumulates: bool, updates: bool, is_open: bool) -> Iterator[MicroBatches]:
     """The micro-batches of these rows, in groups. Whole batches without accumulation form one long group.
 
     accumulates: the gradients of a batch are summed over its micro-batches; updates: the last of them updates;

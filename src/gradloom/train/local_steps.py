@@ -15,14 +15,14 @@ from ..graph.stored import Stored, copies, replace
 from ..step.step import random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .result import Mark, Result
-from .source import FeedSource, RowSource
+from .source import FeedSource
 from .steps import Call, OnProgress, Steps
 
 CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are handled in between
 CALL_BYTES = 64 << 20  # the most that it may record
 
 
-class LocalSteps(Steps[RowSource]):
+class LocalSteps(Steps):
     """The steps of one process.
 
     An optimiser step is whole or nothing: when an accumulation window ends before its last micro-batch, running
@@ -50,12 +50,12 @@ class LocalSteps(Steps[RowSource]):
         self._count(step, micro, 1, backward)
         self._add(result, step, micro.rows, outputs, update, *source.arrays[1:])
 
-    def prepare(self, rows: RowRange[RowSource]) -> list[CompiledBatch]:
+    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
         """Compile all that `run` of these rows runs."""
         groups = [group for batch in rows.ends() for group in self._groups(batch)]
         return [self._compiled(rows, group) for group in groups]
 
-    def run(self, rows: RowRange[RowSource], result: Result, each: bool, on_progress: OnProgress | None) -> None:
+    def run(self, rows: RowRange, result: Result, each: bool, on_progress: OnProgress | None) -> None:
         """See Steps.run."""
         if rows.backward and self.build == "opt" and rows.micro_size < rows.batch_size and not self.keeps_gradients:
             raise SettingError(
@@ -68,17 +68,14 @@ class LocalSteps(Steps[RowSource]):
             self._drop_window()
             raise
 
-    def _begin(self, rows: RowRange[RowSource], each: bool) -> bool:
-        return True if self.dynamic else super()._begin(rows, each)
-
-    def _groups(self, rows: RowRange[RowSource]) -> Iterator[MicroBatches]:
+    def _groups(self, rows: RowRange) -> Iterator[MicroBatches]:
         return cut(rows, self.keeps_gradients, self.build == "opt", self.in_window > 0)
 
-    def _compiled(self, rows: RowRange[RowSource], group: MicroBatches) -> CompiledBatch:
+    def _compiled(self, rows: RowRange, group: MicroBatches) -> CompiledBatch:
         return self.compiled_for(rows.source, group.rows, rows.backward, group.update, rows.measures)
 
     def _call(
-        self, rows: RowRange[RowSource], left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
+        self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
     ) -> Call:
         step = self._compiled(rows, left)
         most = 1 if each else max(1, min(left.count, CALL_BYTES // max(1, step.run.record_bytes)))
@@ -99,7 +96,7 @@ class LocalSteps(Steps[RowSource]):
             if self.build == "opt" and not micro.update:
                 self._keep(step, micro, result)
         try:
-            return Call(step, *step.run.run_many(count, self._settings(micro, count, backward), CALL_SECONDS, feeds))
+            return step, *step.run.run_many(count, self._settings(micro, count, backward), CALL_SECONDS, feeds), None
         except KeyboardInterrupt as ended:
             done = getattr(ended, "steps_done", 0)
             if done and micro.update:
@@ -107,7 +104,7 @@ class LocalSteps(Steps[RowSource]):
             self._count(step, micro, done, backward)
             raise
         except (GuardTripped, NotFinite, IndexOutOfRange) as failed:  # NotFinite: with check 2
-            return Call(step, failed.steps_done, failed.outputs, failed)
+            return step, failed.steps_done, failed.outputs, failed
 
     def _settings(self, micro: MicroBatches, count: int, backward: bool) -> dict[str, Any]:
         """The settings of `count` micro-batches, each a number or one for each."""
@@ -123,7 +120,7 @@ class LocalSteps(Steps[RowSource]):
             return settings
         return settings | self.state.settings_ahead(count)
 
-    def _cause(self, step: CompiledBatch, rows: RowRange[RowSource], left: MicroBatches) -> str:
+    def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
         return self._first_bad(step, left, rows.backward)
 
     def _first_bad(self, step: CompiledBatch, micro: MicroBatches, backward: bool) -> str:

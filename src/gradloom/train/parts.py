@@ -56,7 +56,7 @@ class TrainerParts:
     """
 
     def __init__(
-        self, objective: Objective, state: OptimizerState, driver: Steps[Any], written: Callable[[], list[Stored]]
+        self, objective: Objective, state: OptimizerState, driver: Steps, written: Callable[[], list[Stored]]
     ) -> None:
         self.objective, self.state, self.driver, self.written = objective, state, driver, written
         self.modules = ModuleState(objective.model, objective.loss)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,7 @@ from ..graph.value import Value
 from ..optim.state import OptimizerState
 from ..parallel.agree import Agreement, agreed, same_settings, sampled
 from ..parallel.communicator import Communicator, checksum
-from ..parallel.flat import take_effects
 from ..run.backend import make_of
-from ..run.compile import compile as compile_program
 from ..run.cpu_backend import isa_of
 from ..step.exchange import Exchange
 from ..step.state import TrainState, shown
@@ -35,20 +33,16 @@ from ..step.step import random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .compile_cache import CompileCache
 from .local_steps import CALL_SECONDS
-from .objective import Objective
+from .objective import BatchGraph, Objective
 from .result import Result
 from .source import RowSource
-from .steps import NO_COMMON_WEIGHT, Call, OnProgress
-from .sum_steps import SumSteps
+from .steps import NO_COMMON_WEIGHT, Call, OnProgress, SumSteps, T, exchanged
 
 REPORT_SECONDS = 0.1  # between two reports of a training pass
 DATA_BYTES, WEIGHT_BYTES = 64 << 20, 1 << 20  # larger data sets and mapped weights are compared by samples of this size
 
-T = TypeVar("T")
-Rows = RowRange[RowSource]
 
-
-class RankSteps(SumSteps[RowSource]):
+class RankSteps(SumSteps):
     """The steps of ranks that share each batch of rows.
 
     train_state  its parts "model", "optimizer" and "average" must be the same on all ranks
@@ -111,7 +105,7 @@ class RankSteps(SumSteps[RowSource]):
                     f"change on all {ranks.size} (a listener is called on {ranks.kind} 0 alone)"
                 )
 
-    def _compare_settings(self, rows: Rows) -> None:
+    def _compare_settings(self, rows: RowRange) -> None:
         """The trainer's settings, and the data set by checksum."""
         objective, optimizer, source = self.objective, self.state.optimizer, rows.source
         with self.agreement.own():
@@ -153,13 +147,13 @@ class RankSteps(SumSteps[RowSource]):
 
     # ---- running ---------------------------------------------------------------------------------------------
 
-    def run(self, rows: Rows, result: Result, each: bool, on_progress: OnProgress | None) -> None:
+    def run(self, rows: RowRange, result: Result, each: bool, on_progress: OnProgress | None) -> None:
         """Steps.run on all ranks: the same rows, the same result everywhere. Only rank 0 calls `on_progress`."""
         with self.agreement.together():
             super().run(rows, result, each, on_progress)
             self.agreement.settle()
 
-    def _begin(self, rows: Rows, each: bool) -> bool:
+    def _begin(self, rows: RowRange, each: bool) -> bool:
         each = super()._begin(rows, bool(self.ranks.gather(each)[0]))
         self.agreement.compare("the order of the rows", lambda: rows.source.order.read()[rows.start : rows.stop])
         if rows.backward or not self._exchanges:
@@ -168,7 +162,7 @@ class RankSteps(SumSteps[RowSource]):
         self._reported = time.perf_counter()
         return each
 
-    def prepare(self, rows: Rows) -> list[CompiledBatch]:
+    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
         """Compile all that `run` of these rows runs."""
         self._compare_model()
         self._compare_settings(rows)
@@ -184,7 +178,7 @@ class RankSteps(SumSteps[RowSource]):
             steps.append(step)
         return steps
 
-    def _report(self, on_progress: OnProgress | None, done: int, rows: Rows, each: bool) -> None:
+    def _report(self, on_progress: OnProgress | None, done: int, rows: RowRange, each: bool) -> None:
         is_late = rows.backward and time.perf_counter() - self._reported > REPORT_SECONDS
         if each or done == rows.count or is_late:
             self._reported = time.perf_counter()
@@ -209,12 +203,12 @@ class RankSteps(SumSteps[RowSource]):
         if exchange.numbers["stop"] != 0:
             self.agreement.settle()
 
-    def _settings(self, batch: Rows, j: int) -> dict[str, Any]:
+    def _settings(self, batch: RowRange, j: int) -> dict[str, Any]:
         first, rows = batch.micro_batch(j)
         random = random_settings(self.seed, self.state.steps + self.skipped + 1, first - batch.start)
         return {"position": first, "share": rows / batch.count, **random}
 
-    def _compute(self, exchange: Exchange, batch: Rows, j: int) -> None:
+    def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
         with self.agreement.own():
             first, rows = batch.micro_batch(j)
             step, numbers = self._micro_for(batch, rows), exchange.numbers
@@ -227,28 +221,30 @@ class RankSteps(SumSteps[RowSource]):
             numbers["losses"][j], numbers["weights"][j] = outputs[0][0], outputs[1][0]
             numbers["parts"][j] = [array[0] for array in step.loss_outputs(outputs)]
             if step.has_predictions:
-                at, ids = first - batch.start, outputs[2].size // rows
+                at, ids = first - batch.start, self._ids(outputs, rows)
                 numbers["predictions"][at * ids : (at + rows) * ids] = outputs[2].ravel()
 
-    def _first_bad(self, batch: Rows, j: int) -> str:
+    def _first_bad(self, batch: RowRange, j: int) -> str:
         with self.agreement.own():
             return self._micro_for(batch, batch.micro_batch(j)[1]).first_bad(self._settings(batch, j))
 
-    def _summed(self, exchange: Exchange, batch: Rows) -> tuple[CompiledBatch, list[np.ndarray]]:
+    def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
         count, size, numbers = batch.micro_batches, batch.micro_batch(0)[1], exchange.numbers
         step = self._micro_for(batch, size)
         outputs = [numbers[name][:count].copy() for name in ("losses", "weights")]
         if step.has_predictions:
-            ids = step.outputs[2].size // size
-            outputs.append(numbers["predictions"][: batch.count * ids].astype(np.int32))
+            rows = batch.count * self._ids(step.outputs, size)
+            outputs.append(numbers["predictions"][:rows].astype(np.int32))
         return step, outputs + list(numbers["parts"][:count].T.copy())
 
     # ---- evaluation ------------------------------------------------------------------------------------------
 
-    def _groups(self, rows: Rows) -> Iterable[MicroBatches]:
+    def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
         return super()._groups(rows) if rows.backward else cut(rows, False, False, False)
 
-    def _call(self, rows: Rows, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None) -> Call:
+    def _call(
+        self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
+    ) -> Call:
         if rows.backward:
             return super()._call(rows, left, result, each, on_progress)
         first = (left.start - rows.start) // rows.micro_size
@@ -261,10 +257,10 @@ class RankSteps(SumSteps[RowSource]):
         count = 1 if each else left.count
         columns = zip(*(self._measured.pop(j) for j in range(first, first + count)), strict=True)
         step = self.compiled_for(rows.source, left.rows, False, False, rows.measures)
-        return Call(step, count, [np.concatenate(column) for column in columns])
+        return step, count, [np.concatenate(column) for column in columns], None
 
     def _measure(
-        self, rows: Rows, first: int, stop: int, on_progress: OnProgress | None
+        self, rows: RowRange, first: int, stop: int, on_progress: OnProgress | None
     ) -> dict[int, list[np.ndarray]]:
         """The outputs of this rank's micro-batches among first..stop."""
         ranks = self.ranks
@@ -288,56 +284,46 @@ class RankSteps(SumSteps[RowSource]):
 
     # ---- building --------------------------------------------------------------------------------------------
 
-    def _exchange_for(self, rows: Rows) -> Exchange:
+    def _exchange_for(self, rows: RowRange) -> Exchange:
         key: tuple[Hashable, ...] = (rows.source.key, rows.batch_size, rows.micro_size)
 
         def build() -> tuple[Exchange, list[Value]]:
-            graph = _MicroGraph(self.objective, rows.source, min(rows.micro_size, rows.source.n))
-            micros = -(-rows.batch_size // rows.micro_size)
+            size = min(rows.micro_size, rows.source.n)
+            graph, values = self._graph(rows.source, size)
+            micros, ids = -(-rows.batch_size // rows.micro_size), self._ids(graph.outputs, size)
             numbers = {
                 "stop": (), "losses": (micros,), "weights": (micros,),
-                "predictions": (rows.batch_size * graph.ids,), "parts": (micros, graph.layout.loss_size),
+                "predictions": (rows.batch_size * ids,), "parts": (micros, graph.layout.loss_size),
             }  # fmt: skip
-            return Exchange(self.ranks, graph.parameters, graph.buffers, numbers, self.exchange), graph.values
+            buffers = [stored_value(stored) for stored in list(values)[len(graph.parameters) :]]
+            exchange = Exchange(self.ranks, graph.parameters, buffers, numbers, self.exchange)
+            return exchange, [*values.values(), *graph.outputs[:2]]
 
         return self.cache.get(self._exchanges, key, True, lambda: self._built("exchange", key, build).join())
 
-    def _micro_for(self, rows: Rows, size: int) -> CompiledBatch:
+    def _micro_for(self, rows: RowRange, size: int) -> CompiledBatch:
         """The program of a micro-batch of `size` rows."""
         exchange = self._exchange_for(rows)
         key = exchange, size
 
         def build() -> tuple[CompiledBatch, list[Value]]:
-            graph = _MicroGraph(self.objective, rows.source, size)
-            if graph.written != [p.stored for p in (*exchange.parameters, *exchange.buffers)]:
+            graph, values = self._graph(rows.source, size)
+            if list(values) != [p.stored for p in (*exchange.parameters, *exchange.buffers)]:
                 seen = f"the graph of {size} rows trains other parameters"
                 raise GraphError(f"{seen} than that of {rows.micro_size} rows")
-            updates = exchange.collect(graph.values)
-            run = compile_program(graph.outputs, updates, **self.options)
-            made = graph.outputs, updates, graph.parameters, graph.grads, exchange.parameters
-            return CompiledBatch(run, graph.ids > 0, *made, options=self.options, layout=graph.layout), graph.values
+            step = self._collecting(exchange, graph, values, graph.outputs)
+            return step, [*values.values(), *graph.outputs[:2]]
 
         return self.cache.get(self._micros, key, True, lambda: self._built("micro-batch", key, build))
 
-
-class _MicroGraph:
-    """The graph of a micro-batch whose updates of buffers are exchanged like its gradients instead of written.
-
-    outputs: loss sum, weight and, for classes, predictions; ids: predictions per row. values: what is exchanged.
-    """
-
-    def __init__(self, objective: Objective, source: RowSource, rows: int) -> None:
-        graph = objective.graph(source, rows, True)
-        self.outputs, self.parameters, self.layout = graph.outputs, graph.parameters, graph.layout
-        self.grads = tuple(graph.grads or ())
+    def _graph(self, source: RowSource, rows: int) -> tuple[BatchGraph, dict[Stored, Value]]:
+        """The graph of a micro-batch, its gradients, and its shares of the next values of buffers."""
+        graph = self.objective.graph(source, rows, True)
         if not graph.adds_up:
             raise SettingError(NO_COMMON_WEIGHT)
-        self.ids = self.outputs[2].size // rows if objective.has_predictions else 0
-        taken = take_effects([*self.outputs, *self.grads])
-        self.buffers = tuple(stored_value(stored) for stored in taken)
-        self.values = [*self.grads, *(new * setting("share") for new in taken.values()), *self.outputs[:2]]
+        grads, nexts = exchanged(graph)
+        return graph, grads | {stored: new * setting("share") for stored, new in nexts.items()}
 
-    @property
-    def written(self) -> list[Stored]:
-        """The arrays that a step writes, apart from the optimiser's."""
-        return [p.stored for p in (*self.parameters, *self.buffers)]
+    def _ids(self, outputs: Sequence[Any], rows: int) -> int:
+        """Predicted ids per row."""
+        return outputs[2].size // rows if self.objective.has_predictions else 0

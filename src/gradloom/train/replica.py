@@ -47,7 +47,6 @@ from .state_schemas import REPLICA_LOOP
 from .trained import UnreachedWarning
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
-_ORDER = 3  # the stream of generator(seed, _ORDER, pass)
 
 
 class Replica:

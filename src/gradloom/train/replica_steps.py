@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -17,24 +16,18 @@ from ..graph.value import Value, graph_mode
 from ..nn.module import Module
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator, checksum
-from ..parallel.flat import take_effects
 from ..run.backend import make_of
-from ..run.compile import compile as compile_program
 from ..run.diagnose import Place, first_bad, place_in
 from ..step.exchange import Exchange
 from ..step.step import random_settings
 from .batches import CompiledBatch, RowRange
 from .compile_cache import CompileCache
-from .replica_job import ReplicaJob
+from .replica_job import ReplicaJob, Sample, SampleObjective, SampleSource
 from .result import Result
-from .sample_objective import Sample, SampleObjective, SampleSource
-from .sum_steps import SumSteps
-
-T = TypeVar("T")
-Samples = RowRange[SampleSource]
+from .steps import SumSteps, T, exchanged
 
 
-class ReplicaSteps(SumSteps[SampleSource]):
+class ReplicaSteps(SumSteps):
     """The steps of one replica, used by one thread. Row j of the source is sample j of the whole training.
 
     .makes  the makes of the devices of all replicas. On devices of one make each replica runs the program on the sum:
@@ -62,14 +55,14 @@ class ReplicaSteps(SumSteps[SampleSource]):
         """Take step i, counted from 0: its mean loss, nan when it was skipped."""
         result = Result()
         self.run(self.samples(i), result, True, None)
-        return math.nan if result.skipped else self._exchange.mean_loss
+        return result.loss
 
-    def samples(self, i: int) -> Samples:
+    def samples(self, i: int) -> RowRange:
         """The samples of step i, one for each replica."""
         size = self.ranks.size
         return RowRange(self.source, i * size, (i + 1) * size, size, 1, True)
 
-    def prepare(self, rows: Samples) -> list[CompiledBatch]:
+    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
         """Compile the program of this replica's first sample."""
         return [self._micro_for(self.source.sample(rows.start + self.ranks.rank))[0]]
 
@@ -102,13 +95,13 @@ class ReplicaSteps(SumSteps[SampleSource]):
 
     # ---- a step ----------------------------------------------------------------------------------------------
 
-    def _begin(self, rows: Samples, each: bool) -> bool:
+    def _begin(self, rows: RowRange, each: bool) -> bool:
         return each  # a program is compiled when its sample comes
 
-    def _exchange_for(self, rows: Samples) -> Exchange:
+    def _exchange_for(self, rows: RowRange) -> Exchange:
         return self._exchange
 
-    def _compute(self, exchange: Exchange, batch: Samples, j: int) -> None:
+    def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
         at = batch.start + j
         with self._named(at):
             sample = self.source.sample(at)
@@ -117,8 +110,9 @@ class ReplicaSteps(SumSteps[SampleSource]):
             exchange.run(micro.run, random_settings(self.seed, at + 1))
             exchange.numbers["reached"][...] = reached
 
-    def _summed(self, exchange: Exchange, batch: Samples) -> tuple[CompiledBatch, list[np.ndarray]]:
-        return CompiledBatch(None, False, [], (), updated=exchange.updated), exchange.totals
+    def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
+        step = CompiledBatch(None, False, [], (), updated=exchange.updated)
+        return step, [np.array(exchange.mean_loss), np.ones(())]
 
     def _end_step(self, exchange: Exchange) -> list[np.ndarray] | GuardTripped | NotFinite:
         if len(set(self.makes)) == 1:
@@ -136,7 +130,7 @@ class ReplicaSteps(SumSteps[SampleSource]):
         self.copy_first(p.stored for p in written)
         return norms
 
-    def _first_bad(self, batch: Samples, j: int) -> str:
+    def _first_bad(self, batch: RowRange, j: int) -> str:
         sample = self.source.sample(batch.start + j)
         micro, _ = self._micro_for(sample)
 
@@ -173,15 +167,13 @@ class ReplicaSteps(SumSteps[SampleSource]):
 
         def build() -> tuple[tuple[CompiledBatch, np.ndarray], list[Value]]:
             graph = self.objective.graph(sample)
-            grads = dict(zip((p.stored for p in graph.parameters), graph.grads or (), strict=True))
-            nexts = take_effects([*graph.outputs, *grads.values()])
+            grads, nexts = exchanged(graph)
             unknown = {s.name for s in nexts} - {p.stored.name for p in self.buffers.values()}
             if unknown:
                 raise GraphError(f"the graph updates {', '.join(sorted(unknown))}, which is no buffer of the model")
-            values = [(grads | nexts).get(p.stored) for p in (*self.parameters.values(), *self.buffers.values())]
-            updates = self._exchange.collect([*values, *graph.outputs])
-            run = compile_program([], updates, **self.options)
-            return (CompiledBatch(run, False, [], updates), np.array([v is not None for v in values], np.float32)), []
+            values, targets = grads | nexts, (*self._exchange.parameters, *self._exchange.buffers)
+            reached = np.array([p.stored in values for p in targets], np.float32)
+            return (self._collecting(self._exchange, graph, values, []), reached), []
 
         return self.cache.get(self._micros, sample.key, True, lambda: self._built("sample", sample.key, build))
 

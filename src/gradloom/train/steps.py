@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..base.errors import GuardTripped, IndexOutOfRange, NonFiniteError, NotFinite, SettingError
 from ..graph.graph import reachable, storage_leaf
-from ..graph.leaves import Parameter
+from ..graph.leaves import Parameter, constant
 from ..graph.stored import Stored
 from ..graph.structure import structure
 from ..graph.value import Value
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator
+from ..parallel.flat import take_effects
 from ..run.compile import compile as compile_program
 from ..run.diagnose import stopped
-from ..step.exchange import Exchange
+from ..step.exchange import Exchange, check_exchange
 from ..step.step import end_step
-from .batches import CompiledBatch, MicroBatches, RowRange, S
+from .batches import CompiledBatch, MicroBatches, RowRange
 from .compile_cache import CompileCache
 from .metrics import NOTHING, Measures
 from .objective import BatchGraph
@@ -35,7 +36,11 @@ from .result import Result
 from .source import FeedSource, RowSource
 
 Failed = GuardTripped | NotFinite | IndexOutOfRange  # why a micro-batch was not applied
+# the program, micro-batches done, the outputs of each as in CompiledBatch.outputs, why the next one failed
+Call = tuple[CompiledBatch, int, list[np.ndarray], Failed | None]
 OnProgress = Callable[[int], None]  # called with the rows that are done
+
+T = TypeVar("T")
 
 NO_COMMON_WEIGHT = (
     "the losses have different weights (labels that are ignored, masks): their means do not add up over micro-batches "
@@ -43,25 +48,19 @@ NO_COMMON_WEIGHT = (
 )
 
 
-class BatchObjective(Protocol):
-    """Builds the graph of a micro-batch; see objective.py."""
-
-    is_total: bool
-    has_predictions: bool
-
-    def graph(self, source: Any, rows: int, backward: bool, measures: Measures = NOTHING) -> BatchGraph: ...
+def written_by(run: Any) -> dict[Stored, None]:
+    """The arrays that a program writes, in its order."""
+    leaves = [storage_leaf(value) for value in run.program.effects]
+    return dict.fromkeys(leaf.stored for leaf in leaves if isinstance(leaf, Parameter))
 
 
-class Call(NamedTuple):
-    """One call of a driver: micro-batches done, the outputs of each as in `step.outputs`, why the next one failed."""
-
-    step: CompiledBatch
-    done: int
-    outputs: list[np.ndarray]
-    failed: Failed | None = None
+def exchanged(graph: BatchGraph) -> tuple[dict[Stored, Value], dict[Stored, Value]]:
+    """The gradients of a micro-batch, and the next values of buffers, which its graph then does not write itself."""
+    grads = dict(zip((p.stored for p in graph.parameters), graph.grads or (), strict=True))
+    return grads, take_effects([*graph.outputs, *grads.values()])
 
 
-class Steps(ABC, Generic[S]):
+class Steps(ABC):
     """Compiles and runs the micro-batches of an objective.
 
     build      "grad": gradients into accumulators, no update; "opt": the whole step
@@ -79,7 +78,7 @@ class Steps(ABC, Generic[S]):
 
     def __init__(
         self,
-        objective: BatchObjective,
+        objective: Any,  # an Objective, in dp_train a SampleObjective
         cache: CompileCache,
         state: OptimizerState,
         *,
@@ -107,7 +106,7 @@ class Steps(ABC, Generic[S]):
 
     # ---- running -------------------------------------------------------------------------------------------
 
-    def run(self, rows: RowRange[S], result: Result, each: bool, on_progress: OnProgress | None) -> None:
+    def run(self, rows: RowRange, result: Result, each: bool, on_progress: OnProgress | None) -> None:
         """Train on these rows, or measure them. on_progress(rows done) is called after each call; each: a call computes
         one micro-batch."""
         each = self._begin(rows, each)
@@ -117,14 +116,13 @@ class Steps(ABC, Generic[S]):
         while start < rows.stop:  # again after a batch that was skipped
             start = self._run_from(start, rows, result, each, on_progress)
 
-    def _begin(self, rows: RowRange[S], each: bool) -> bool:
+    def _begin(self, rows: RowRange, each: bool) -> bool:
         """Compile first, so that errors come before any training; whether a call computes one micro-batch."""
-        self.prepare(rows)
-        return each
+        if not self.dynamic:
+            self.prepare(rows)
+        return each or self.dynamic
 
-    def _run_from(
-        self, start: int, rows: RowRange[S], result: Result, each: bool, on_progress: OnProgress | None
-    ) -> int:
+    def _run_from(self, start: int, rows: RowRange, result: Result, each: bool, on_progress: OnProgress | None) -> int:
         """Run the rows from `start`, where a batch begins; the row after the last one, or after a skipped batch."""
         backward = rows.backward
         for group in self._groups(rows.part(start, rows.stop)):
@@ -185,26 +183,26 @@ class Steps(ABC, Generic[S]):
         """The error of a training step whose loss or gradient is not finite."""
         return stopped(self.state.steps + 1, cause, self.state.epoch + 1)
 
-    def _report(self, on_progress: OnProgress | None, done: int, rows: RowRange[S], each: bool) -> None:
+    def _report(self, on_progress: OnProgress | None, done: int, rows: RowRange, each: bool) -> None:
         if on_progress is not None:
             on_progress(done)
 
     @abstractmethod
-    def prepare(self, rows: RowRange[S]) -> list[CompiledBatch]:
+    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
         """Compile all that `run` of these rows runs."""
 
     @abstractmethod
-    def _groups(self, rows: RowRange[S]) -> Iterable[MicroBatches]:
+    def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
         """The micro-batches of these rows, or where ranks share them whole optimiser steps, in groups of equal size."""
 
     @abstractmethod
     def _call(
-        self, rows: RowRange[S], left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
+        self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
     ) -> Call:
         """Compute some of these micro-batches, from the first one on."""
 
     @abstractmethod
-    def _cause(self, step: CompiledBatch, rows: RowRange[S], left: MicroBatches) -> str:
+    def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
         """Why the first of these micro-batches is not finite."""
 
     # ---- one process and ranks -------------------------------------------------------------------------------
@@ -230,9 +228,8 @@ class Steps(ABC, Generic[S]):
 
     def written(self) -> list[Stored]:
         """Arrays that the steps so far wrote, but for those of the optimiser's moments."""
-        leaves = [storage_leaf(value) for step in self.compiled.values() for value in step.run.program.effects]
         buffers = [p.stored for exchange in self.exchanges for p in exchange.buffers]
-        return [*(leaf.stored for leaf in leaves if isinstance(leaf, Parameter)), *buffers]
+        return [*(stored for step in self.compiled.values() for stored in written_by(step.run)), *buffers]
 
     # ---- building --------------------------------------------------------------------------------------------
 
@@ -302,6 +299,106 @@ class Steps(ABC, Generic[S]):
         if update:
             return ()
         sums = {p.stored for p in (*self.state.sums.values(), self.state.weight)}
-        leaves = [storage_leaf(value) for value in run.program.effects]
-        written = dict.fromkeys(leaf.stored for leaf in leaves if isinstance(leaf, Parameter))
-        return tuple(stored for stored in written if stored not in sums)
+        return tuple(stored for stored in written_by(run) if stored not in sums)
+
+
+class SumSteps(Steps):
+    """Steps of ranks. All call the same methods in the same order. To `run` a batch is one group of one micro-batch.
+
+    exchange   "ordered": summed in the order of the micro-batches; "fast": in the quickest order
+    """
+
+    ranks: Communicator
+
+    def __init__(
+        self,
+        objective: Any,  # an Objective, in dp_train a SampleObjective
+        cache: CompileCache,
+        state: OptimizerState,
+        ranks: Communicator,
+        exchange: str,
+        **settings: Any,
+    ) -> None:
+        super().__init__(objective, cache, state, **settings)
+        self.ranks, self.exchange = ranks, check_exchange(exchange)
+        self._endings: dict[Hashable, Any] = cache.table()
+
+    def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
+        for batch in rows.batches():
+            yield MicroBatches(batch.start, batch.count, 1, True, True, 0)
+
+    def _call(
+        self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
+    ) -> Call:
+        """One optimiser step."""
+        batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
+        exchange.fold(batch.micro_batches, lambda j: self._compute(exchange, batch, j))
+        self._check_stop(exchange)
+        step, outputs = self._summed(exchange, batch)
+        norms = self._end_step(exchange)
+        if isinstance(norms, Exception):
+            return step, 0, [], norms
+        return step, 1, [*outputs, *norms], None
+
+    def _check_stop(self, exchange: Exchange) -> None:
+        """Raise on all ranks what one of them was asked to stop for."""
+
+    def _end_step(self, exchange: Exchange) -> list[np.ndarray] | GuardTripped | NotFinite:
+        """Run the program on the sum: its norms, or why nothing was written."""
+        try:
+            return self._ending_for(exchange).run_many(1, self.state.settings())[1]
+        except (GuardTripped, NotFinite) as failed:
+            return failed
+
+    def _ending_for(self, exchange: Exchange) -> Any:
+        """The compiled program on the sum."""
+        key = exchange, exchange.reached, self.state.update_key(exchange.updated)
+        return self.cache.get(
+            self._endings, key, True, lambda: self._built("step", key, lambda: self._ending(exchange))
+        )
+
+    def _ending(self, exchange: Exchange) -> tuple[Any, list[Value]]:
+        """The program on the sum, and its nodes."""
+        divisor = constant(1.0) if self.objective.is_total else None
+        norms, updates = exchange.ending(
+            self.state, divisor=divisor, max_norm=self.max_norm, max_value=self.max_value, reached=exchange.reached
+        )
+        return compile_program(norms, updates, **self.options), [*norms, *updates]
+
+    def _collecting(
+        self, exchange: Exchange, graph: BatchGraph, values: Mapping[Stored, Value], outputs: list[Value]
+    ) -> CompiledBatch:
+        """The program of a micro-batch that writes to the flat array. values: of parameters and buffers."""
+        written = [values.get(p.stored) for p in (*exchange.parameters, *exchange.buffers)]
+        updates = exchange.collect([*written, *graph.outputs[:2]])
+        run = compile_program(outputs, updates, **self.options)
+        return CompiledBatch(
+            run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()),
+            exchange.parameters, options=self.options, layout=graph.layout,
+        )  # fmt: skip
+
+    def _built(self, what: str, key: Hashable, build: Callable[[], tuple[T, list[Value]]]) -> T:
+        """Build a graph; build() returns what is built and the values of the graph."""
+        return build()[0]
+
+    def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
+        batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
+        return exchange.cause(
+            batch.micro_batches, lambda j: self._compute(exchange, batch, j), lambda j: self._first_bad(batch, j)
+        )
+
+    @abstractmethod
+    def _exchange_for(self, rows: RowRange) -> Exchange:
+        """What the ranks exchange in a step on such rows."""
+
+    @abstractmethod
+    def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
+        """Compute micro-batch j into the flat array of the exchange."""
+
+    @abstractmethod
+    def _first_bad(self, batch: RowRange, j: int) -> str:
+        """The first value that is not finite in micro-batch j."""
+
+    @abstractmethod
+    def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
+        """The outputs of a batch, from the sum; the program whose outputs these are."""
