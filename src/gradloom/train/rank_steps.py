@@ -11,35 +11,148 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ..base.errors import GraphError, SettingError, TrainError
+from ..base.errors import GraphError, GuardTripped, NotFinite, SettingError, TrainError
 from ..base.settings import switches
-from ..graph.leaves import setting, stored_value
+from ..graph.leaves import constant, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.structure import named, structure
 from ..graph.value import Value
 from ..optim.state import OptimizerState
 from ..parallel.agree import Agreement, agreed, same_settings, sampled
 from ..parallel.communicator import Communicator, checksum
+from ..parallel.flat import take_effects
 from ..run.backend import make_of
+from ..run.compile import compile as compile_program
 from ..run.cpu_backend import isa_of
-from ..step.exchange import Exchange
+from ..step.exchange import Exchange, check_exchange
 from ..step.state import TrainState, shown
 from ..step.step import random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .compile_cache import CompileCache
-from .local_steps import CALL_SECONDS
 from .objective import BatchGraph, Objective
 from .result import Result
 from .source import RowSource
-from .steps import NO_COMMON_WEIGHT, Call, OnProgress, SumSteps, T, exchanged
+from .steps import CALL_SECONDS, NO_COMMON_WEIGHT, Call, OnProgress, Steps
 
 REPORT_SECONDS = 0.1  # between two reports of a training pass
 DATA_BYTES, WEIGHT_BYTES = 64 << 20, 1 << 20  # larger data sets and mapped weights are compared by samples of this size
+
+
+T = TypeVar("T")
+
+
+def exchanged(graph: BatchGraph) -> tuple[dict[Stored, Value], dict[Stored, Value]]:
+    """The gradients of a micro-batch, and the next values of buffers, which its graph then does not write itself."""
+    grads = dict(zip((p.stored for p in graph.parameters), graph.grads or (), strict=True))
+    return grads, take_effects([*graph.outputs, *grads.values()])
+
+
+class SumSteps(Steps):
+    """Steps of ranks. All call the same methods in the same order. To `run` a batch is one group of one micro-batch.
+
+    exchange   "ordered": summed in the order of the micro-batches; "fast": in the quickest order
+    """
+
+    ranks: Communicator
+
+    def __init__(
+        self,
+        objective: Any,  # an Objective, in dp_train a SampleObjective
+        cache: CompileCache,
+        state: OptimizerState,
+        ranks: Communicator,
+        exchange: str,
+        **settings: Any,
+    ) -> None:
+        super().__init__(objective, cache, state, **settings)
+        self.ranks, self.exchange = ranks, check_exchange(exchange)
+        self._endings: dict[Hashable, Any] = cache.table()
+
+    def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
+        for batch in rows.batches():
+            yield MicroBatches(batch.start, batch.count, 1, True, True, 0)
+
+    def _call(
+        self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
+    ) -> Call:
+        """One optimiser step."""
+        batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
+        exchange.fold(batch.micro_batches, lambda j: self._compute(exchange, batch, j))
+        self._check_stop(exchange)
+        step, outputs = self._summed(exchange, batch)
+        norms = self._end_step(exchange)
+        if isinstance(norms, Exception):
+            return step, 0, [], norms
+        return step, 1, [*outputs, *norms], None
+
+    def _check_stop(self, exchange: Exchange) -> None:
+        """Raise on all ranks what one of them was asked to stop for."""
+
+    def _end_step(self, exchange: Exchange) -> list[np.ndarray] | GuardTripped | NotFinite:
+        """Run the program on the sum: its norms, or why nothing was written."""
+        try:
+            return self._ending_for(exchange).run_many(1, self.state.settings())[1]
+        except (GuardTripped, NotFinite) as failed:
+            return failed
+
+    def _ending_for(self, exchange: Exchange) -> Any:
+        """The compiled program on the sum."""
+        key = exchange, exchange.reached, self.state.update_key(exchange.updated)
+        return self.cache.get(
+            self._endings, key, True, lambda: self._built("step", key, lambda: self._ending(exchange))
+        )
+
+    def _ending(self, exchange: Exchange) -> tuple[Any, list[Value]]:
+        """The program on the sum, and its nodes."""
+        divisor = constant(1.0) if self.objective.is_total else None
+        norms, updates = exchange.ending(
+            self.state, divisor=divisor, max_norm=self.max_norm, max_value=self.max_value, reached=exchange.reached
+        )
+        return compile_program(norms, updates, **self.options), [*norms, *updates]
+
+    def _collecting(
+        self, exchange: Exchange, graph: BatchGraph, values: Mapping[Stored, Value], outputs: list[Value]
+    ) -> CompiledBatch:
+        """The program of a micro-batch that writes to the flat array. values: of parameters and buffers."""
+        written = [values.get(p.stored) for p in (*exchange.parameters, *exchange.buffers)]
+        updates = exchange.collect([*written, *graph.outputs[:2]])
+        run = compile_program(outputs, updates, **self.options)
+        return CompiledBatch(
+            run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()),
+            exchange.parameters, options=self.options, layout=graph.layout,
+        )  # fmt: skip
+
+    def _built(self, what: str, key: Hashable, build: Callable[[], tuple[T, list[Value]]]) -> T:
+        """Build a graph; build() returns what is built and the values of the graph."""
+        return build()[0]
+
+    def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
+        batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
+        return exchange.cause(
+            batch.micro_batches, lambda j: self._compute(exchange, batch, j), lambda j: self._first_bad(batch, j)
+        )
+
+    @abstractmethod
+    def _exchange_for(self, rows: RowRange) -> Exchange:
+        """What the ranks exchange in a step on such rows."""
+
+    @abstractmethod
+    def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
+        """Compute micro-batch j into the flat array of the exchange."""
+
+    @abstractmethod
+    def _first_bad(self, batch: RowRange, j: int) -> str:
+        """The first value that is not finite in micro-batch j."""
+
+    @abstractmethod
+    def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
+        """The outputs of a batch, from the sum; the program whose outputs these are."""
 
 
 class RankSteps(SumSteps):
@@ -203,7 +316,7 @@ class RankSteps(SumSteps):
         if exchange.numbers["stop"] != 0:
             self.agreement.settle()
 
-    def _settings(self, batch: RowRange, j: int) -> dict[str, Any]:
+    def _micro_settings(self, batch: RowRange, j: int) -> dict[str, Any]:
         first, rows = batch.micro_batch(j)
         random = random_settings(self.seed, self.state.steps + self.skipped + 1, first - batch.start)
         return {"position": first, "share": rows / batch.count, **random}
@@ -212,7 +325,7 @@ class RankSteps(SumSteps):
         with self.agreement.own():
             first, rows = batch.micro_batch(j)
             step, numbers = self._micro_for(batch, rows), exchange.numbers
-            outputs = exchange.run(step.run, self._settings(batch, j))
+            outputs = exchange.run(step.run, self._micro_settings(batch, j))
             for array in numbers.values():
                 array[...] = 0
             numbers["stop"][...] = self.agreement.is_stopping
@@ -226,7 +339,7 @@ class RankSteps(SumSteps):
 
     def _first_bad(self, batch: RowRange, j: int) -> str:
         with self.agreement.own():
-            return self._micro_for(batch, batch.micro_batch(j)[1]).first_bad(self._settings(batch, j))
+            return self._micro_for(batch, batch.micro_batch(j)[1]).first_bad(self._micro_settings(batch, j))
 
     def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
         count, size, numbers = batch.micro_batches, batch.micro_batch(0)[1], exchange.numbers

@@ -1,38 +1,36 @@
-"""Steps: the driver of training and evaluation: rows -> micro-batches -> compiled programs -> calls -> Result.
+"""Steps: the driver of training and evaluation: rows -> micro-batches -> compiled programs -> native calls -> Result.
 
-LocalSteps    (local_steps.py)    one process: a step is one program, or a window of micro-batches
-SumSteps      (sum_steps.py)      several ranks: micro-batches are summed, and one program ends the step
-  RankSteps     (rank_steps.py)     ... micro-batches of a batch of rows
-  ReplicaSteps  (replica_steps.py)  ... one sample per rank, for dp_train
+Steps           one process: a step is one program, or an accumulation window of several micro-batches
+SumSteps        several ranks: micro-batches are summed, and one program ends the step (rank_steps.py)
+  RankSteps       the ranks share the micro-batches of a batch of rows
+  ReplicaSteps    each rank has one sample, for dp_train (replica_steps.py)
 """
 
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..base.errors import GuardTripped, IndexOutOfRange, NonFiniteError, NotFinite, SettingError
 from ..graph.graph import reachable, storage_leaf
-from ..graph.leaves import Parameter, constant
-from ..graph.stored import Stored
+from ..graph.leaves import Parameter
+from ..graph.stored import Stored, copies, replace
 from ..graph.structure import structure
 from ..graph.value import Value
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator
-from ..parallel.flat import take_effects
 from ..run.compile import compile as compile_program
 from ..run.diagnose import stopped
-from ..step.exchange import Exchange, check_exchange
-from ..step.step import end_step
-from .batches import CompiledBatch, MicroBatches, RowRange
+from ..step.exchange import Exchange
+from ..step.step import end_step, random_settings
+from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .compile_cache import CompileCache
 from .metrics import NOTHING, Measures
 from .objective import BatchGraph
-from .result import Result
+from .result import Mark, Result
 from .source import FeedSource, RowSource
 
 Failed = GuardTripped | NotFinite | IndexOutOfRange  # why a micro-batch was not applied
@@ -40,8 +38,8 @@ Failed = GuardTripped | NotFinite | IndexOutOfRange  # why a micro-batch was not
 Call = tuple[CompiledBatch, int, list[np.ndarray], Failed | None]
 OnProgress = Callable[[int], None]  # called with the rows that are done
 
-T = TypeVar("T")
-
+CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are handled in between
+CALL_BYTES = 64 << 20  # the most that it may record
 NO_COMMON_WEIGHT = (
     "the losses have different weights (labels that are ignored, masks): their means do not add up over micro-batches "
     "or ranks; need micro_batch_size=batch_size in one process, or one value per row with row weights of the data"
@@ -54,13 +52,7 @@ def written_by(run: Any) -> dict[Stored, None]:
     return dict.fromkeys(leaf.stored for leaf in leaves if isinstance(leaf, Parameter))
 
 
-def exchanged(graph: BatchGraph) -> tuple[dict[Stored, Value], dict[Stored, Value]]:
-    """The gradients of a micro-batch, and the next values of buffers, which its graph then does not write itself."""
-    grads = dict(zip((p.stored for p in graph.parameters), graph.grads or (), strict=True))
-    return grads, take_effects([*graph.outputs, *grads.values()])
-
-
-class Steps(ABC):
+class Steps:
     """Compiles and runs the micro-batches of an objective.
 
     build      "grad": gradients into accumulators, no update; "opt": the whole step
@@ -71,10 +63,15 @@ class Steps(ABC):
     .held      micro-batches that the accumulators hold
     .in_window, .window_rows  micro-batches and rows of the open accumulation window
     .skipped   batches that were left out so far
+
+    An optimiser step is whole or nothing: when an accumulation window ends before its last micro-batch, running
+    statistics and the Result are restored to what they were before its first one.
     """
 
     ranks: Communicator | None = None  # those that train together
     exchange = "none"  # how they sum up their gradients
+    _before: dict[Stored, np.ndarray]  # running statistics when the window was opened
+    _result: tuple[Result, Mark] | None  # the window's result, and what it held then
 
     def __init__(
         self,
@@ -102,19 +99,53 @@ class Steps(ABC):
 
     def reset(self) -> None:
         """Begin a new accumulation window."""
-        self.held = self.in_window = self.window_rows = 0
+        self._close_window()
+        self.held = 0
 
     # ---- running -------------------------------------------------------------------------------------------
+
+    def feed(self, source: FeedSource, result: Result, backward: bool) -> None:
+        """Run one micro-batch of the caller's rows. Every `accumulate`-th one updates."""
+        update = backward and self.build == "opt" and self.in_window + 1 == self.accumulate
+        micro = MicroBatches(0, source.rows, 1, update, self.in_window == 0, self.window_rows)
+        step = self.compiled_for(source, micro.rows, backward, update, result.measures)
+        feeds = {k: v for k, v in source.feeds.items() if k in step.run.inputs}  # some losses take no labels
+        try:
+            _, _, outputs, failed = self._run(step, micro, 1, backward, result, feeds)
+            if isinstance(failed, IndexOutOfRange):
+                raise failed
+            if failed is not None:
+                raise self._stopped(self._diagnose(step, micro, backward))
+        except BaseException:
+            self._drop_window()
+            raise
+        self._count(step, micro, 1, backward)
+        self._add(result, step, micro.rows, outputs, update, *source.arrays[1:])
+
+    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
+        """Compile all that `run` of these rows runs."""
+        groups = [group for batch in rows.ends() for group in self._groups(batch)]
+        return [self._compiled(rows, group) for group in groups]
 
     def run(self, rows: RowRange, result: Result, each: bool, on_progress: OnProgress | None) -> None:
         """Train on these rows, or measure them. on_progress(rows done) is called after each call; each: a call computes
         one micro-batch."""
-        each = self._begin(rows, each)
-        if rows.backward:
-            self.done = 0
-        start = rows.start
-        while start < rows.stop:  # again after a batch that was skipped
-            start = self._run_from(start, rows, result, each, on_progress)
+        adds_up = self.ranks is not None or self.keeps_gradients or self.build != "opt"
+        if rows.backward and rows.micro_size < rows.batch_size and not adds_up:
+            raise SettingError(
+                f"micro_batch_size={rows.micro_size} is smaller than batch_size={rows.batch_size}; need accumulate > 1 "
+                "for that"
+            )
+        try:
+            each = self._begin(rows, each)
+            if rows.backward:
+                self.done = 0
+            start = rows.start
+            while start < rows.stop:  # again after a batch that was skipped
+                start = self._run_from(start, rows, result, each, on_progress)
+        except BaseException:
+            self._drop_window()
+            raise
 
     def _begin(self, rows: RowRange, each: bool) -> bool:
         """Compile first, so that errors come before any training; whether a call computes one micro-batch."""
@@ -142,18 +173,15 @@ class Steps(ABC):
                         raise failed
                     if not self.skips or not backward:
                         raise self._stopped(self._cause(step, rows, left))
-                    self._skip(result)
+                    self._drop_window()
+                    self.skipped += 1
+                    result.skipped += 1
                     end = rows.batch_end(left.start)
                     self.done = end - rows.start
                 self._report(on_progress, end - rows.start, rows, each)
                 if failed is not None:
                     return end
         return rows.stop
-
-    def _count(self, step: CompiledBatch, micro: MicroBatches, count: int, backward: bool) -> None:
-        """Count micro-batches that were done."""
-        if backward and count:
-            self.state.advance(step.updated, count)
 
     def _add(
         self,
@@ -174,11 +202,6 @@ class Steps(ABC):
         if step.layout.size:
             result.measured.add(step.layout, step.extra(outputs), rows, labels, weights)
 
-    def _skip(self, result: Result) -> None:
-        """Leave out the batch whose loss or gradient is not finite."""
-        self.skipped += 1
-        result.skipped += 1
-
     def _stopped(self, cause: str) -> NonFiniteError:
         """The error of a training step whose loss or gradient is not finite."""
         return stopped(self.state.steps + 1, cause, self.state.epoch + 1)
@@ -187,23 +210,105 @@ class Steps(ABC):
         if on_progress is not None:
             on_progress(done)
 
-    @abstractmethod
-    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
-        """Compile all that `run` of these rows runs."""
-
-    @abstractmethod
     def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
-        """The micro-batches of these rows, or where ranks share them whole optimiser steps, in groups of equal size."""
+        """The micro-batches of these rows in groups of equal size."""
+        return cut(rows, self.keeps_gradients, self.build == "opt", self.in_window > 0)
 
-    @abstractmethod
+    def _compiled(self, rows: RowRange, group: MicroBatches) -> CompiledBatch:
+        return self.compiled_for(rows.source, group.rows, rows.backward, group.update, rows.measures)
+
     def _call(
         self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
     ) -> Call:
         """Compute some of these micro-batches, from the first one on."""
+        step = self._compiled(rows, left)
+        most = 1 if each else max(1, min(left.count, CALL_BYTES // max(1, step.run.record_bytes)))
+        return self._run(step, left, most, rows.backward, result)
 
-    @abstractmethod
+    def _run(
+        self,
+        step: CompiledBatch,
+        micro: MicroBatches,
+        count: int,
+        backward: bool,
+        result: Result,
+        feeds: dict[str, Any] | None = None,
+    ) -> Call:
+        """One native call, of at most `count` micro-batches."""
+        if backward and self.keeps_gradients:
+            self.state.join(step.parameters, micro.first)
+            if self.build == "opt" and not micro.update:
+                self._keep(step, micro, result)
+        try:
+            return step, *step.run.run_many(count, self._settings(micro, count, backward), CALL_SECONDS, feeds), None
+        except KeyboardInterrupt as ended:
+            done = getattr(ended, "steps_done", 0)
+            if done and micro.update:
+                self.done += self.window_rows + done * micro.rows
+            self._count(step, micro, done, backward)
+            raise
+        except (GuardTripped, NotFinite, IndexOutOfRange) as failed:  # NotFinite: with check 2
+            return step, failed.steps_done, failed.outputs, failed
+
+    def _settings(self, micro: MicroBatches, count: int, backward: bool) -> dict[str, Any]:
+        """The settings of `count` micro-batches, each a number or one for each."""
+        each = np.arange(count)
+        rows = micro.offset + (0 if micro.update else 1) * each * micro.rows
+        first = self.state.steps + self.skipped + 1
+        settings = random_settings(self.seed, first + (each if micro.update else 0), rows)
+        settings["position"] = micro.start + each * micro.rows
+        if not backward:
+            return settings
+        settings["keep"] = np.where((each == 0) & micro.first, 0.0, 1.0)
+        if not micro.update:
+            return settings
+        return settings | self.state.settings_ahead(count)
+
     def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
         """Why the first of these micro-batches is not finite."""
+        return self._diagnose(step, left, rows.backward)
+
+    def _diagnose(self, step: CompiledBatch, micro: MicroBatches, backward: bool) -> str:
+        at = self._settings(micro, 1, backward)
+        return step.first_bad({n: np.broadcast_to(np.asarray(value), (1,))[0] for n, value in at.items()})
+
+    # ---- the accumulation window -----------------------------------------------------------------------------
+
+    def _count(self, step: CompiledBatch, micro: MicroBatches, count: int, backward: bool) -> None:
+        """Count micro-batches that were done."""
+        if not backward or not count:
+            return
+        self.held = self.in_window + count
+        if micro.update:
+            self.state.advance(step.updated, count)
+            self.state.window.clear()
+            self._close_window()
+        else:
+            self.in_window += count
+            self.window_rows += count * micro.rows
+
+    def _keep(self, step: CompiledBatch, micro: MicroBatches, result: Result) -> None:
+        """Save values that the micro-batches of an open window modify before its optimiser step."""
+        if micro.first:
+            self._before, self._result = {}, (result, result.mark())
+        new = [stored for stored in step.statistics if stored not in self._before]
+        if new:
+            self._before.update(zip(new, copies(new), strict=True))
+
+    def _drop_window(self) -> None:
+        """Undo the changes of an accumulation window whose optimiser step cannot be completed."""
+        if self.build == "opt":
+            if self._before:
+                replace(self._before)
+            if self._result is not None:
+                result, mark = self._result
+                result.cut(mark)
+            self.state.window.clear()
+            self._close_window()
+
+    def _close_window(self) -> None:
+        self.in_window = self.window_rows = 0
+        self._before, self._result = {}, None
 
     # ---- one process and ranks -------------------------------------------------------------------------------
 
@@ -300,105 +405,3 @@ class Steps(ABC):
             return ()
         sums = {p.stored for p in (*self.state.sums.values(), self.state.weight)}
         return tuple(stored for stored in written_by(run) if stored not in sums)
-
-
-class SumSteps(Steps):
-    """Steps of ranks. All call the same methods in the same order. To `run` a batch is one group of one micro-batch.
-
-    exchange   "ordered": summed in the order of the micro-batches; "fast": in the quickest order
-    """
-
-    ranks: Communicator
-
-    def __init__(
-        self,
-        objective: Any,  # an Objective, in dp_train a SampleObjective
-        cache: CompileCache,
-        state: OptimizerState,
-        ranks: Communicator,
-        exchange: str,
-        **settings: Any,
-    ) -> None:
-        super().__init__(objective, cache, state, **settings)
-        self.ranks, self.exchange = ranks, check_exchange(exchange)
-        self._endings: dict[Hashable, Any] = cache.table()
-
-    def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
-        for batch in rows.batches():
-            yield MicroBatches(batch.start, batch.count, 1, True, True, 0)
-
-    def _call(
-        self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
-    ) -> Call:
-        """One optimiser step."""
-        batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
-        exchange.fold(batch.micro_batches, lambda j: self._compute(exchange, batch, j))
-        self._check_stop(exchange)
-        step, outputs = self._summed(exchange, batch)
-        norms = self._end_step(exchange)
-        if isinstance(norms, Exception):
-            return step, 0, [], norms
-        return step, 1, [*outputs, *norms], None
-
-    def _check_stop(self, exchange: Exchange) -> None:
-        """Raise on all ranks what one of them was asked to stop for."""
-
-    def _end_step(self, exchange: Exchange) -> list[np.ndarray] | GuardTripped | NotFinite:
-        """Run the program on the sum: its norms, or why nothing was written."""
-        try:
-            return self._ending_for(exchange).run_many(1, self.state.settings())[1]
-        except (GuardTripped, NotFinite) as failed:
-            return failed
-
-    def _ending_for(self, exchange: Exchange) -> Any:
-        """The compiled program on the sum."""
-        key = exchange, exchange.reached, self.state.update_key(exchange.updated)
-        return self.cache.get(
-            self._endings, key, True, lambda: self._built("step", key, lambda: self._ending(exchange))
-        )
-
-    def _ending(self, exchange: Exchange) -> tuple[Any, list[Value]]:
-        """The program on the sum, and its nodes."""
-        divisor = constant(1.0) if self.objective.is_total else None
-        norms, updates = exchange.ending(
-            self.state, divisor=divisor, max_norm=self.max_norm, max_value=self.max_value, reached=exchange.reached
-        )
-        return compile_program(norms, updates, **self.options), [*norms, *updates]
-
-    def _collecting(
-        self, exchange: Exchange, graph: BatchGraph, values: Mapping[Stored, Value], outputs: list[Value]
-    ) -> CompiledBatch:
-        """The program of a micro-batch that writes to the flat array. values: of parameters and buffers."""
-        written = [values.get(p.stored) for p in (*exchange.parameters, *exchange.buffers)]
-        updates = exchange.collect([*written, *graph.outputs[:2]])
-        run = compile_program(outputs, updates, **self.options)
-        return CompiledBatch(
-            run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()),
-            exchange.parameters, options=self.options, layout=graph.layout,
-        )  # fmt: skip
-
-    def _built(self, what: str, key: Hashable, build: Callable[[], tuple[T, list[Value]]]) -> T:
-        """Build a graph; build() returns what is built and the values of the graph."""
-        return build()[0]
-
-    def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
-        batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
-        return exchange.cause(
-            batch.micro_batches, lambda j: self._compute(exchange, batch, j), lambda j: self._first_bad(batch, j)
-        )
-
-    @abstractmethod
-    def _exchange_for(self, rows: RowRange) -> Exchange:
-        """What the ranks exchange in a step on such rows."""
-
-    @abstractmethod
-    def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
-        """Compute micro-batch j into the flat array of the exchange."""
-
-    @abstractmethod
-    def _first_bad(self, batch: RowRange, j: int) -> str:
-        """The first value that is not finite in micro-batch j."""
-
-    @abstractmethod
-    def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
-        """The outputs of a batch, from the sum; the program whose outputs these are."""

@@ -38,7 +38,6 @@ from ..step.state import TrainState
 from .arguments import check_options, check_skip, need_devices, with_backend
 from .batches import CompiledBatch, RowRange
 from .compile_cache import CompileCache
-from .local_steps import LocalSteps
 from .marked import MarkedGraph
 from .metrics import NOTHING, Measures
 from .objective import Model, Objective, read_as_floats
@@ -47,6 +46,7 @@ from .parts import TrainerParts
 from .rank_steps import RankSteps
 from .result import Result
 from .source import FeedSource, RowSource
+from .steps import Steps
 from .trained import Freeze
 
 P = ParamSpec("P")
@@ -176,8 +176,8 @@ class Trainer(AttributeHints):
             "build": build, "accumulate": accumulate, "dynamic": self.dynamic, "seed": seed, "max_norm": self.max_norm,
             "max_value": self.max_value, "skips": check_skip(on_nonfinite), "options": options,
         }  # fmt: skip
-        self.driver: LocalSteps | RankSteps = (
-            LocalSteps(*given, **settings) if communicator is None
+        self.driver: Steps = (
+            Steps(*given, **settings) if communicator is None
             else RankSteps(*given, communicator, exchange, self.train_state, **settings)
         )  # fmt: skip
         parts = TrainerParts(self.objective, state, self.driver, self.written)
@@ -240,7 +240,7 @@ class Trainer(AttributeHints):
         batch [rows, ...]; labels ids [rows] or rows of numbers; weights [rows]. Adds to `result` (a new one by default)
         and returns it. The weights may change; NonFiniteError leaves them as they were.
         """
-        if not isinstance(self.driver, LocalSteps):
+        if self.driver.ranks is not None:
             raise SettingError("step: a batch that is handed over cannot be split over ranks; need run_rows or epoch")
         source = FeedSource(batch, labels, weights, self.objective.input_kind, self.objective.looks_at_labels)
         result = Result() if result is None else result
