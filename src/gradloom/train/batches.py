@@ -11,7 +11,7 @@ import numpy as np
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value
-from ..run.diagnose import first_bad
+from ..run.diagnose import Namer, first_bad, row_of
 from .metrics import EMPTY, NOTHING, Measures, MetricLayout
 
 T = TypeVar("T")
@@ -151,6 +151,7 @@ class CompiledBatch:
             for name, pairs in self.layout.losses
         }
 
-    def first_bad(self, settings: dict[str, Any]) -> str:
-        """The first value that is not finite in this step, which has just failed with these settings."""
-        return first_bad(self.run, self.outputs, self.updates, settings, **self.options)
+    def first_bad(self, settings: dict[str, Any], place: Namer = row_of) -> str:
+        """The first value that is not finite in this step, which has just failed with these settings. place: see
+        diagnose.first_bad."""
+        return first_bad(self.run, self.outputs, self.updates, settings, place, **self.options)

@@ -84,15 +84,11 @@ class SumSteps(Steps):
         """One optimiser step."""
         batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
         exchange.fold(batch.micro_batches, lambda j: self._compute(exchange, batch, j))
-        self._check_stop(exchange)
         step, outputs = self._summed(exchange, batch)
         norms = self._end_step(exchange)
         if isinstance(norms, Exception):
             return step, 0, [], norms
         return step, 1, [*outputs, *norms], None
-
-    def _check_stop(self, exchange: Exchange) -> None:
-        """Raise on all ranks what one of them was asked to stop for."""
 
     def _end_step(self, exchange: Exchange) -> list[np.ndarray] | GuardTripped | NotFinite:
         """Run the program on the sum: its norms, or why nothing was written."""
@@ -128,9 +124,9 @@ class SumSteps(Steps):
             exchange.parameters, options=self.options, layout=graph.layout,
         )  # fmt: skip
 
+    @abstractmethod
     def _built(self, what: str, key: Hashable, build: Callable[[], tuple[T, list[Value]]]) -> T:
-        """Build a graph; build() returns what is built and the values of the graph."""
-        return build()[0]
+        """The first result of `build`, whose second one is the values of the graph that it built."""
 
     def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
         batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
@@ -312,10 +308,6 @@ class RankSteps(SumSteps):
 
     # ---- a training step -------------------------------------------------------------------------------------
 
-    def _check_stop(self, exchange: Exchange) -> None:
-        if exchange.numbers["stop"] != 0:
-            self.agreement.settle()
-
     def _micro_settings(self, batch: RowRange, j: int) -> dict[str, Any]:
         first, rows = batch.micro_batch(j)
         random = random_settings(self.seed, self.state.steps + self.skipped + 1, first - batch.start)
@@ -343,6 +335,8 @@ class RankSteps(SumSteps):
 
     def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
         count, size, numbers = batch.micro_batches, batch.micro_batch(0)[1], exchange.numbers
+        if numbers["stop"] != 0:
+            self.agreement.settle()
         step = self._micro_for(batch, size)
         outputs = [numbers[name][:count].copy() for name in ("losses", "weights")]
         if step.has_predictions:

@@ -17,7 +17,7 @@ from ..nn.module import Module
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator, checksum
 from ..run.backend import make_of
-from ..run.diagnose import Place, first_bad, place_in
+from ..run.diagnose import Place, place_in
 from ..step.exchange import Exchange
 from ..step.step import random_settings
 from .batches import CompiledBatch, RowRange
@@ -138,8 +138,7 @@ class ReplicaSteps(SumSteps):
             return f"{name} of the sample", place_in(array.shape, at)
 
         settings = random_settings(self.seed, batch.start + j + 1)
-        cause = first_bad(micro.run, [], micro.updates, settings, place, **self.options)
-        return f"{cause}, in {self.ranks.kind} {self.ranks.rank}, sample {sample.number}"
+        return f"{micro.first_bad(settings, place)}, in {self.ranks.kind} {self.ranks.rank}, sample {sample.number}"
 
     @contextlib.contextmanager
     def _named(self, at: int) -> Iterator[None]:
