@@ -105,9 +105,9 @@ def test_where_a_pass_was_interrupted():
 
         with pytest.raises(gl.train.StopTraining):
             passes(made, 1, on_train_batch=stop)
-        assert made.local.done == rows
+        assert made.driver.done == rows
     passes(made, 1)
-    assert made.local.done == 40
+    assert made.driver.done == 40
 
 
 def test_a_fit_in_all_its_parts():
@@ -153,7 +153,7 @@ def test_an_open_window_is_loaded():
     assert difference(there, other.train_state.collect()) is None
     for made in (one, other):
         made.step(X[5:9], Y[5:9])
-    assert other.local.in_window == 0 and difference(one.train_state.collect(), other.train_state.collect()) is None
+    assert other.driver.in_window == 0 and difference(one.train_state.collect(), other.train_state.collect()) is None
 
 
 @pytest.mark.parametrize(

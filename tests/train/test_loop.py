@@ -140,7 +140,7 @@ def outcome(run):
 def test_segments_change_no_bit(ends):
     whole, cut, seen = dropping_loop(), dropping_loop(), []
     cut.ends.extend(ends)
-    cut.between_steps.append(lambda: seen.append((cut.steps, cut.trainer.local.in_window)))
+    cut.between_steps.append(lambda: seen.append((cut.steps, cut.trainer.driver.in_window)))
     whole.run()
     cut.run()
     assert difference(outcome(whole), outcome(cut)) is None

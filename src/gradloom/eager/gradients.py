@@ -287,7 +287,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                     "zero_grad() to drop them"
                 )
             reached = self._reached(state, "step")
-            key = state, "step", state.resting(reached), state.behind(reached)
+            key = state, "step", state.ema_only(reached), state.with_missed_steps(reached)
             self.commit(key, reached, lambda g, w: update(state, reached, g, w), state.settings())
             state.advance(reached)
 
@@ -352,7 +352,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                 norm = guard(weight, weight, sums)
                 return [norm], update(state, parameters, sums, weight, max_norm, norm, max_value)
 
-            how = state, "apply", bool(norm_bound), bool(value_bound), state.behind(parameters)
+            how = state, "apply", bool(norm_bound), bool(value_bound), state.with_missed_steps(parameters)
             run_alone(
                 (*how, *key), build, state.settings() | norm_bound | value_bound, TapeOptions(*state.window.options)
             )
@@ -389,7 +389,7 @@ def _window(state: OptimizerState) -> tuple[Value, list[Parameter], list[Value],
     parameters = [p for p in state.parameters if p.stored in window.parameters and p.trainable]
     weight: Value = state.weight if window.weighted else constant(np.float32(1.0))
     return weight, parameters, [state.sums[p.stored] for p in parameters], (
-        window.weighted, *(p.stored for p in parameters), state.resting(parameters)
+        window.weighted, *(p.stored for p in parameters), state.ema_only(parameters)
     )  # fmt: skip
 
 

@@ -21,8 +21,8 @@ from ..base.habits import missing_attribute
 from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, zeros
 from ..graph.value import Value
-from .missed import STEP
 from .schedules import Memory
+from .step_counts import STEP
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform

@@ -44,8 +44,9 @@ from ..run.backend import check_heeded, is_device, named
 from ..run.compile import names_in_order
 from ..step.exchange import check_exchange
 from .arguments import check_options, check_skip
-from .replica import Replica, error_at
+from .replica import Replica
 from .replica_job import ReplicaJob
+from .replica_steps import error_at
 from .saver import Saver, saver_of
 
 

@@ -119,9 +119,9 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
         "ema": 0.0 if trainer.optimizer_state.average is None else trainer.optimizer_state.average.decay,
         "freeze": list(objective.freeze),
         "class_weights": None if weights is None else weights.tolist(),
-        "on_nonfinite": "skip" if trainer.local.skips else "stop",
+        "on_nonfinite": "skip" if trainer.driver.skips else "stop",
         "dynamic": trainer.dynamic,
-        "exchange": "none" if trainer.split is None else trainer.split.exchange,
+        "exchange": trainer.driver.exchange,
     }
 
 

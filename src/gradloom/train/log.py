@@ -153,7 +153,7 @@ class Log(Callback):
 
     def _is_due(self) -> bool:
         """It is time for a line of training: of whole steps, and of some that no line has told of."""
-        if self._loop.steps <= self._gain.steps or self._loop.trainer.local.in_window:
+        if self._loop.steps <= self._gain.steps or self._loop.trainer.driver.in_window:
             return False
         if self.every_steps is None:
             return time.perf_counter() - self._told >= self._every.number

@@ -107,7 +107,7 @@ class Loop:
             measures=measures,
         )
         self.measures = Measures(measures.of_training, self.callbacks.needs_outputs)  # of training
-        if self.measures and trainer.split is not None:
+        if self.measures and trainer.driver.ranks is not None:
             raise SettingError("callbacks that need outputs, metrics of training: ranks have none; need one process")
         self.history = History()
         self.before: Result | None = None
@@ -228,7 +228,7 @@ class Loop:
             for each in (display or contextlib.nullcontext(), trainer.together(), trainer.claim, trainer.training()):
                 stack.enter_context(each)
             if self.saver is not None:
-                self._held = stack.enter_context(held_back()) if trainer.split is None else self._held
+                self._held = stack.enter_context(held_back()) if trainer.driver.ranks is None else self._held
                 self.saver.begin(self)
             if self.validates_first and not self.passes and self.evaluator and self.before is None:
                 source.order.write(self.order(self._first_pass + 1))
@@ -254,7 +254,7 @@ class Loop:
                 self.saver.finish(self)
                 self._tell("on_checkpoint", self, self.saver.tell_all)
         self._tell("end", self.history)
-        self.restored = restored(self.callbacks, trainer.split)
+        self.restored = restored(self.callbacks, trainer.driver.ranks)
         self.history.kept = self.kept
 
     @property
@@ -400,13 +400,13 @@ class Loop:
             if self.saver is not None:
                 now.seconds = time.perf_counter() - began
                 self._held.check()
-                if not self.trainer.local.in_window:
+                if not self.trainer.driver.in_window:
                     self.saver.check_time()
                     self.saver.tell(self)
                     if now.done < stop:
                         self.saver.inside(self)
 
-        self.trainer.local.done = 0
+        self.trainer.driver.done = 0
         try:
             run_part(
                 self.trainer, source, 0, now.rows, now.train,
@@ -424,7 +424,7 @@ class Loop:
     def _count(self, now: Pass, start: int) -> None:
         """Count the steps of a segment that began at this step of its pass. Its rows alone tell how many there were: a
         listener may use the optimiser, too."""
-        done = start + -(-self.trainer.local.done // self.batch_size)
+        done = start + -(-self.trainer.driver.done // self.batch_size)
         self.rows += min(done * self.batch_size, now.rows) - min(now.done * self.batch_size, now.rows)
         now.done, self.steps = done, now.before + done
 

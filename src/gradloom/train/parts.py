@@ -28,11 +28,11 @@ from ..step.state import (
     of_parameters,
     of_window,
 )
-from .local import LocalSteps
 from .module_state import MODULES, ModuleState
 from .objective import Objective
+from .steps import Steps
 
-COUNTERS = ("skipped", "in_window", "held", "window_rows")  # of LocalSteps
+COUNTERS = ("skipped", "in_window", "held", "window_rows")  # of Steps
 ROWS = table({
     "seed": whole(-MOST), "max_norm": number(0, finite=False), "max_value": number(0, finite=False),
     "freeze": items(text), "build": text, "accumulate": whole(1), "class_weights": optional(items(any_number)),
@@ -56,9 +56,9 @@ class TrainerParts:
     """
 
     def __init__(
-        self, objective: Objective, state: OptimizerState, local: LocalSteps, written: Callable[[], list[Stored]]
+        self, objective: Objective, state: OptimizerState, driver: Steps, written: Callable[[], list[Stored]]
     ) -> None:
-        self.objective, self.state, self.local, self.written = objective, state, local, written
+        self.objective, self.state, self.driver, self.written = objective, state, driver, written
         self.modules = ModuleState(objective.model, objective.loss)
 
     def register(self, own: TrainState) -> None:
@@ -111,13 +111,13 @@ class TrainerParts:
 
     def _rows(self) -> dict[str, Any]:
         """What a window has seen, how many batches were skipped, and the numbers that decide how steps go on."""
-        local, objective = self.local, self.objective
+        driver, objective = self.driver, self.objective
         settings = {
-            "seed": local.seed, "max_norm": local.max_norm, "max_value": local.max_value,
-            "freeze": list(objective.freeze), "build": local.build, "accumulate": local.accumulate,
+            "seed": driver.seed, "max_norm": driver.max_norm, "max_value": driver.max_value,
+            "freeze": list(objective.freeze), "build": driver.build, "accumulate": driver.accumulate,
             "class_weights": None if objective.class_weights is None else objective.class_weights.tolist(),
         }  # fmt: skip
-        return settings | {name: getattr(local, name) for name in COUNTERS}
+        return settings | {name: getattr(driver, name) for name in COUNTERS}
 
     def _load_rows(self, values: Values) -> Callable[[], None]:
         mine = self._rows()
@@ -126,8 +126,8 @@ class TrainerParts:
         check_equal("rows", values, {name: value for name, value in mine.items() if name not in COUNTERS})
 
         def load() -> None:
-            self.local.reset()
+            self.driver.reset()
             for name in COUNTERS:
-                setattr(self.local, name, values[name])
+                setattr(self.driver, name, values[name])
 
         return load

@@ -21,8 +21,8 @@ from .metrics import Metric
 from .scores import HIGHER, score_metric
 
 if TYPE_CHECKING:
+    from ..parallel.communicator import Communicator
     from .result import EpochResult, Evaluation
-    from .split import Split
     from .trainer import Trainer
 
 _KEPT = "weights."  # before the name of an array of the best epoch
@@ -226,9 +226,9 @@ def monitored(result: EpochResult) -> float:
     return float((result.train if result.val is None else result.val).loss)
 
 
-def restored(callbacks: Iterable[Callback], split: Split | None) -> tuple[int, int | None] | None:
+def restored(callbacks: Iterable[Callback], ranks: Communicator | None) -> tuple[int, int | None] | None:
     """Epoch and step of the weights that an EarlyStopping of these has given back at the end; None: they are the last
-    ones. split: of a training with ranks, where rank 0 alone tells its callbacks."""
+    ones. ranks: those that train together, where rank 0 alone tells its callbacks."""
     given = [each.restored for each in callbacks if isinstance(each, EarlyStopping) and each.restored]
     found = given[-1] if given else None
-    return found if split is None else split.ranks.gather(found)[0]
+    return found if ranks is None else ranks.gather(found)[0]

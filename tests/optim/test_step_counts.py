@@ -212,7 +212,7 @@ def test_a_state_without_counts():
     arrays = own.state_dict()
     assert arrays.pop("missed.1") == 10
     own.load_state_dict(arrays)
-    assert not own.state.missed.steps and own.state_dict().keys() == arrays.keys()
+    assert not own.state.step_counts.missed and own.state_dict().keys() == arrays.keys()
     for wrong in (13, -1):
         with pytest.raises(SettingError, match="missed.1"):
             own.load_state_dict(arrays | {"missed.1": np.array(wrong)})
@@ -226,4 +226,4 @@ def test_rules_that_count_no_steps_make_no_programs_for_it():
     for step in range(12):
         net[0].bias.trainable = thawed(step)
         eager_step(net, own, step)
-    assert not own.state.missed.steps and "missed.1" not in own.state_dict()
+    assert not own.state.step_counts.missed and "missed.1" not in own.state_dict()

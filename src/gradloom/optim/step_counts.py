@@ -1,4 +1,4 @@
-"""Missed: the steps that an optimiser took without some of its parameters."""
+"""StepCounts: the step number of each parameter, which falls behind while the parameter is not updated."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ from ..graph.stored import Stored
 STEP = "opt.t"  # the setting that holds the number of the optimiser's step, from 1
 
 
-class Missed:
-    """How many of the optimiser's steps each parameter has missed: it was frozen, or had no gradient.
+class StepCounts:
+    """Counts the optimiser's steps that each parameter missed because it was frozen or had no gradient.
 
-    Rules with a bias correction count the steps of each parameter, as torch.optim does. A parameter that has missed
-    none reads "opt.t"; another reads a setting of its own, "opt.t.<number>", which is smaller by what it has missed.
+    Rules with a bias correction count the steps of each parameter, as torch.optim does. A parameter without missed
+    steps reads "opt.t"; another reads its own setting, "opt.t.<number>", smaller by the steps that it missed.
 
-    .steps  of each parameter that has missed some: how many
+    .missed  missed steps of each parameter that has some
     """
 
     def __init__(self) -> None:
-        self.steps: dict[Stored, int] = {}
-        self._counted: dict[Stored, None] = {}  # in the order in which they were first updated
+        self.missed: dict[Stored, int] = {}
+        self._counted: dict[Stored, None] = {}  # in the order of their first update
         self._numbers: dict[Stored, int] = {}  # of those that have ever missed a step
 
     def begin(self, stored: Stored, steps: int) -> None:
-        """Count the steps of a parameter from now on; the optimiser has done so many without it."""
+        """Count the steps of a parameter from now on; the optimiser has taken `steps` without it."""
         self._counted[stored] = None
         self.put(stored, steps)
 
     def put(self, stored: Stored, steps: int) -> None:
-        """A parameter has missed so many."""
+        """Set the number of steps that a parameter missed."""
         if steps:
-            self.steps[stored] = steps
+            self.missed[stored] = steps
             self._numbers.setdefault(stored, len(self._numbers))
         else:
-            self.steps.pop(stored, None)
+            self.missed.pop(stored, None)
 
     def add(self, updated: Iterable[Parameter], count: int) -> None:
-        """So many steps of these parameters were done: the others have missed them."""
+        """Count `count` steps of these parameters: all others missed them."""
         mine = {p.stored for p in updated}
         for stored in self._counted:
             if stored not in mine:
-                self.put(stored, self.steps.get(stored, 0) + count)
+                self.put(stored, self.missed.get(stored, 0) + count)
 
     def restart(self, steps: int) -> None:
-        """As if all were without a step among so many."""
+        """Count as if every parameter had missed `steps` steps."""
         for stored in self._counted:
             self.put(stored, steps)
 
     def among(self, parameters: Collection[Parameter]) -> tuple[Stored, ...]:
         """Those of these parameters that have missed a step."""
-        return tuple(p.stored for p in parameters if p.stored in self.steps) if self.steps else ()
+        return tuple(p.stored for p in parameters if p.stored in self.missed) if self.missed else ()
 
     def setting_of(self, p: Parameter) -> str:
         """The name of the setting that holds the number of a parameter's step, from 1."""
-        return f"{STEP}.{self._numbers[p.stored]}" if p.stored in self.steps else STEP
+        return f"{STEP}.{self._numbers[p.stored]}" if p.stored in self.missed else STEP
 
     def settings(self, steps: int) -> dict[str, float]:
-        """The settings of the step after so many of the optimiser."""
-        return {f"{STEP}.{self._numbers[stored]}": steps + 1 - missed for stored, missed in self.steps.items()}
+        """The settings of the step that follows `steps` steps of the optimiser."""
+        return {f"{STEP}.{self._numbers[stored]}": steps + 1 - missed for stored, missed in self.missed.items()}
 
     def settings_ahead(self, steps: int, count: int) -> dict[str, np.ndarray]:
         """The settings of the next `count` steps."""
