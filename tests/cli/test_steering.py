@@ -15,7 +15,7 @@ from gradloom.cli.settings_file import parse_toml
 from gradloom.data import read_table
 from gradloom.files import load_arrays
 from gradloom.optim.names import optimizer_names
-from gradloom.train.perceptron import network as network_of
+from gradloom.tables.perceptron import network as network_of
 from tests.cli.command import run
 from tests.cli.test_fit import flowers, houses, one_thread  # noqa: F401
 from tests.cli.test_outputs import table

@@ -7,7 +7,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.data import read_table
-from gradloom.train.scores import class_probabilities, classification_scores, regression_scores
+from gradloom.tables.scores import class_probabilities, classification_scores, regression_scores
 from tests.cli.command import run
 
 RNG = np.random.default_rng(1)

@@ -58,7 +58,7 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
     from ..data import read_table
     from ..files import claim, refuse_input
     from ..parallel.agree import agreed, is_root
-    from ..train.perceptron import need_room, network
+    from ..tables.perceptron import need_room, network
     from .model import MODEL, RESULT
 
     inputs = Inputs(data=use.data, test=use.test, **{f"val.{name}": file for name, file in (use.val or {}).items()})
@@ -91,7 +91,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
     from ..base.errors import GradloomError, NonFiniteError, TrainError
     from ..files import together
     from ..parallel.agree import is_root
-    from ..train.saving import save
+    from ..tables.saving import save
 
     optimizer = _optimizer(job)
     stop: Exception | KeyboardInterrupt | None = None
@@ -167,7 +167,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
 
 def _optimizer(job: Job) -> Any:
     """With a state of its own, which says how many steps were done, however the training ends."""
-    from ..train.perceptron import optimizer_for
+    from ..tables.perceptron import optimizer_for
 
     use = job.use
     steps = use.epochs * -(-rows_of(use, job.table)[0] // use.batch_size)

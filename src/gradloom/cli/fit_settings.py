@@ -207,7 +207,7 @@ def prepared(asked: FitSettings) -> FitSettings:
     """With what is decided before the data are read; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
     from ..base.settings import as_precision
-    from ..data.text_bytes import encoding_of
+    from ..data.reading.text_bytes import encoding_of
 
     if asked.metric is not None and asked.monitor is not None:
         raise SettingError(f"--metric {asked.metric} beside --monitor {asked.monitor}: need one of them")
@@ -237,7 +237,7 @@ def prepared(asked: FitSettings) -> FitSettings:
 def _check_validated(use: FitSettings, table: Table) -> bool:
     """Whether there are rows to validate on; SettingError for a setting that needs them, where there are none."""
     from ..base.errors import SettingError
-    from ..train.scores import SCORES
+    from ..tables.scores import SCORES
 
     validates = bool(use.val or table.val is not None or use.val_split or use.folds)
     for name in ("eval_every", "eval_rows", "metric"):
