@@ -279,8 +279,8 @@ def test_tables_of_texts_are_checked_as_arrays_are():
         ({"hidden": ("a",)}, "hidden: a width='a' is not usable"),
         ({"hidden": (0,)}, "hidden: a width=0 is not usable"),
         ({"seed": None}, "seed=None is not usable"),
-        ({"hidden": (), "ensemble": 4}, "ensemble=4: hidden has no layer; need 1"),
-        ({"hidden": (), "dropout": 0.5}, "dropout=0.5: is of hidden layers, and hidden has none; need one"),
+        ({"hidden": (), "ensemble": 4}, "ensemble=4 requires at least one hidden layer"),
+        ({"hidden": (), "dropout": 0.5}, "dropout=0.5 requires at least one hidden layer"),
     ],
     ids=lambda one: repr(one) if isinstance(one, dict) else "",
 )  # fmt: skip

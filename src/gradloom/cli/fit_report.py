@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
     from ..run.backend import DeviceBytes
     from ..tables.model import Model
+    from ..tables.recipe import Recipe
     from .fit_watch import Watch
 
 
@@ -31,6 +32,7 @@ class Job:
     """A fit: its settings, its data, its model."""
 
     use: FitSettings
+    recipe: Recipe
     table: Table
     net: Any
     ranks: Communicator | None
@@ -94,10 +96,7 @@ class Job:
     @cached_property
     def ending(self) -> tuple[list[Any], dict[str, Any] | None]:
         """(what ends the training early, where that is asked for; what it measures for that beside the loss)."""
-        from ..tables.recipe import stopping_at
-
-        use, units = self.use, self.table.preprocess.outputs_to_targets
-        return stopping_at(use.metric, use.patience, use.loss, units, use.monitor)
+        return self.recipe.stopping(self.table.preprocess.outputs_to_targets)
 
     @property
     def stopping(self) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,32 +12,19 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 
 from ..base.arguments import as_share, as_whole, what_is
 from ..base.arrays import need_collected
-from ..base.defaults import (
-    LEAST_VALIDATED,
-    MEMBERS,
-    OPTIMIZERS,
-    PATIENCE,
-    VALIDATED,
-    batch_for,
-    dropout_for,
-    epochs_for,
-    folds_for,
-    hidden_for,
-    rate_for,
-)
 from ..base.errors import DataError, SettingError
 from ..base.habits import AttributeHints, KeywordHints
-from ..data.dataset import Dataset, split_rows
+from ..data.dataset import Dataset
 from ..data.encoding.targets import target_scales
 from ..data.frames import features_of, learned
 from ..data.reading.parquet import whole_table
 from ..data.reading.raw_table import class_name
 from ..data.reading.table_columns import has_texts, is_table, rows_of_table
-from ..train.fit import fit
 from .model import Model
-from .perceptron import need_room, network, optimizer_for
-from .recipe import stopping_at
-from .scores import SCORES
+from .perceptron import OPTIMIZERS
+from .recipe import Recipe
+
+_DESCRIBED = ("seed", "hidden", "batch_size", "lr", "loss", "optimizer", "dropout", "ensemble", "folds")
 
 
 class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
@@ -124,80 +111,56 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         if is_regression:
             labels = preprocess.targets_to_outputs(labels)
         rows = len(labels)
-        hidden = self._widths()
-        members = MEMBERS if self.ensemble is None else as_whole("ensemble", self.ensemble, 1)
-        dropout = (dropout_for(False) if hidden else 0.0) if self.dropout is None else as_share("dropout", self.dropout)
-        if not hidden and dropout:
-            raise SettingError(f"dropout={dropout:g}: is of hidden layers, and hidden has none; need one")
-        if not hidden and self.ensemble is not None and members > 1:
-            raise SettingError(f"ensemble={members}: hidden has no layer; need 1")
-        members = members if hidden else 1
-        seed = as_whole("seed", self.seed, 0)
-        split = None if self.val_split is None else as_share("val_split", self.val_split)
-        folds = None if self.folds is None else as_whole("folds", self.folds, 0)
-        if folds is None:
-            folds = folds_for(rows, members) if split is None else 0
-        if split is None:
-            split = VALIDATED if rows >= LEAST_VALIDATED and not folds else 0.0
-        trained = len(split_rows(rows, split, seed)[0])
-        epochs = epochs_for(trained, False) if self.epochs is None else as_whole("epochs", self.epochs, 1)
-        batch_size = (
-            batch_for(trained, False) if self.batch_size is None else as_whole("batch_size", self.batch_size, 1)
-        )
-        batch_size = min(batch_size, trained)
-        lr = self._rate()
-        loss = "cross_entropy" if preprocess.task == "classification" else "mse"
-        need_room(preprocess, hidden, members)
-        net = network(preprocess, hidden, dropout, members, loss)
-        optimizer = optimizer_for(net, self.optimizer, lr, epochs * -(-trained // batch_size))
-        patience = PATIENCE if self.patience is None else as_whole("patience", self.patience, 0)
-        self._check_metric(split or folds, patience, preprocess.task)
-        waited = patience if split or folds else 0
-        stops, measured = stopping_at(self.metric, waited, loss, preprocess.outputs_to_targets)
-        self.history_ = fit(
-            net, Dataset(features, labels, weights=weights), loss=loss, optimizer=optimizer, epochs=epochs,
-            batch_size=batch_size, val_split=split, folds=folds, callbacks=stops, metrics=measured, seed=seed,
+        recipe = self._recipe().with_validation().decided(preprocess, rows)
+        if self.patience and not (recipe.val_split or recipe.folds):
+            raise SettingError(f"patience={self.patience!r} requires validation rows: folds or val_split above 0")
+        net = recipe.network(preprocess)
+        optimizer = recipe.optimizer_for(net, preprocess, rows)
+        stops, measured = recipe.stopping(preprocess.outputs_to_targets)
+        self.history_ = recipe.fit(
+            net, Dataset(features, labels, weights=weights), optimizer=optimizer, callbacks=stops, metrics=measured,
             progress=False, precision=self.precision, device=self.device, threads=self.threads, **options,
         )  # fmt: skip
         kept = self.history_.kept
         assert kept is not None
-        about = {
-            "seed": seed, "hidden": hidden, "epochs": len(self.history_), "saved_epoch": kept.epoch,
-            "batch_size": batch_size, "lr": lr, "loss": loss, "optimizer": self.optimizer, "dropout": dropout,
-            "ensemble": members, "folds": folds, "rows": rows,
-        }  # fmt: skip
+        about = {name: getattr(recipe, name) for name in _DESCRIBED}
+        about |= {"epochs": len(self.history_), "saved_epoch": kept.epoch, "rows": rows}
         numbers = {n if n.startswith("val_") else f"train_{n}": v for n, v in kept.numbers().items()}
         metrics = {name: value for name, value in numbers.items() if np.isfinite(value)}
         self.model_ = Model(net, preprocess, about, metrics)
         return self
 
-    def _widths(self) -> list[int]:
-        """Of the hidden layers."""
+    def _recipe(self) -> Recipe:
+        """The settings, each within its limits."""
+
+        def checked(name: str, check: Callable[..., Any], *limits: int) -> Any:
+            value = getattr(self, name)
+            return None if value is None else check(name, value, *limits)
+
+        return Recipe(
+            hidden=self._widths(), dropout=checked("dropout", as_share), ensemble=checked("ensemble", as_whole, 1),
+            val_split=checked("val_split", as_share), folds=checked("folds", as_whole, 0),
+            epochs=checked("epochs", as_whole, 1), batch_size=checked("batch_size", as_whole, 1), lr=self._rate(),
+            optimizer=self.optimizer, patience=checked("patience", as_whole, 0), metric=self.metric,
+            seed=as_whole("seed", self.seed, 0),
+        )  # fmt: skip
+
+    def _widths(self) -> Any:
+        """Of the hidden layers; None: the default."""
         if self.hidden is None:
-            return hidden_for(False)
+            return None
         if isinstance(self.hidden, (str, bytes)) or not isinstance(self.hidden, (Sequence, np.ndarray)):
             raise SettingError(f"hidden={self.hidden!r} is not usable; need widths, such as (64, 64)")
         return [as_whole("hidden: a width", width, 1) for width in self.hidden]
 
-    def _rate(self) -> float:
-        """The first learning rate."""
+    def _rate(self) -> Any:
+        """The first learning rate; None: the default."""
         lr = self.lr
         if lr is None:
-            return rate_for(self.optimizer, False)
+            return None
         if isinstance(lr, bool) or not isinstance(lr, (int, float, np.number)) or not 0 < lr < np.inf:
             raise SettingError(f"lr={lr!r:.60} is not usable; need a finite number above 0")
         return float(lr)
-
-    def _check_metric(self, split: float, patience: int, task: str) -> None:
-        metric, known = self.metric, SCORES[task]
-        if self.patience and not split:
-            raise SettingError(f"patience={self.patience!r} requires validation rows: folds or val_split above 0")
-        if metric is not None and metric not in known:
-            raise SettingError(f"metric={metric!r}: need one of {', '.join(known)} for a {task}")
-        if metric is not None and not (split and patience):
-            raise SettingError(
-                f"metric={metric!r}: no validation rows to wait for; need folds or val_split, and patience, above 0"
-            )
 
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "model_")

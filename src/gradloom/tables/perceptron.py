@@ -7,13 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import nn
-from ..base.defaults import EMBEDDING, OPTIMIZERS, TABLE
 from ..base.memory import need_memory, show_bytes
 from ..data.encoding.preprocess import Preprocess
 from ..optim import AdamW
 from ..optim.names import optimizer_named
 from ..optim.optimizer import Optimizer
 from ..optim.schedules import Cosine
+
+# The learning rate of each optimiser, and the settings that differ from its own defaults
+OPTIMIZERS: dict[str, dict[str, float]] = {
+    "adamw": {"lr": 0.003, "weight_decay": 0.01},
+    "adam": {"lr": 0.003},
+    "sgd": {"lr": 0.05, "momentum": 0.9},
+    "lion": {"lr": 0.0003, "weight_decay": 0.1},
+    "rmsprop": {"lr": 0.001},
+    "adafactor": {"lr": 0.01},
+    "muon": {"lr": 0.02},  # of matrices; adamw for the biases
+}
+TABLE: dict[str, float] = {"lr": 0.002, "weight_decay": 0.05}  # adamw for tables
+EMBEDDING: dict[str, Any] = {"frequencies": 16, "width": 4, "scale": 0.2}  # of numbers, see nn.Periodic
 
 
 def network(
