@@ -10,8 +10,8 @@ import pytest
 from gradloom import _cells
 from gradloom.base.errors import DataError
 from gradloom.data import read_features, read_table
+from gradloom.data.reading.columns import Lines
 from gradloom.data.reading.csv_file import read_csv
-from gradloom.data.reading.lines import Lines
 
 
 def write(path, text):
@@ -244,7 +244,7 @@ def test_numbers_are_held_in_few_bytes(tmp_path):
 def test_pieces_are_joined(tmp_path, monkeypatch):
     """Pieces of other widths between them; numbers, missing ones and codes stay what they are."""
     monkeypatch.setattr("gradloom.data.reading.text_bytes._PIECE", 512)
-    monkeypatch.setattr("gradloom.data.reading.blocks._JOINED", 700)
+    monkeypatch.setattr("gradloom.data.reading.cells._JOINED", 700)
     wide = [i % 50 if i % 400 < 200 else i * 1000 for i in range(3000)]
     texts = [f"t{i * i % 97}" for i in range(3000)]
     lines = [f"{'' if i % 11 == 0 else n},{t},{i / 8}" for i, (n, t) in enumerate(zip(wide, texts, strict=True))]

@@ -9,7 +9,7 @@ from ..._cells import UNITS
 from ...base.described import Described
 from ...base.errors import DataError
 from ...base.record import shortened
-from ..reading.columns import composed
+from ..reading.cells import composed
 from .times import CALENDAR, FORMS, NUMBER, PARTS
 
 _LEARNED = ("median", "mean", "std", "center", "scale", "codes")

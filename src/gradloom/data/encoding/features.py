@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...base.errors import DataError
-from ..reading.columns import Columns, composed, number_text, read_exactly
+from ..reading.cells import composed, number_text, read_exactly
+from ..reading.columns import Columns
 from ..reading.kinds import check_unit, need_parts
 from .column import Column
 from .times import CALENDAR, NUMBER, date_text, phases, times_of, years_of

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...base.errors import DataError
-from ..reading.columns import MOST_COLUMNS, Columns, NumberCells
-from ..reading.kinds import need_numbers, numbers_of, said_of, unit_of
-from .codes import code_of
+from ..reading.cells import NumberCells
+from ..reading.columns import MOST_COLUMNS, Columns
+from ..reading.kinds import code_reason, need_numbers, numbers_of, said_of, unit_of
 from .column import Column
 from .features import check_finite, is_usable, listed, shaped
 from .hints import far_numbers, hints
@@ -103,7 +103,7 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
         notes += hints(data, index)
         return _text_column(name, *data.texts(index), train, notes)
     check_finite(values, data, name)
-    why = None if role == "numeric" else code_of(data, index, values)
+    why = None if role == "numeric" else code_reason(data, index, values)
     if why is not None:
         codes, texts = data.texts(index)
         count = len(np.unique(codes))

@@ -17,8 +17,9 @@ from ...base.memory import memory
 from ...base.record import shortened
 from ..reading.array_cells import array_columns
 from ..reading.cell_rules import UTF_8, CellRules, missing_words
-from ..reading.columns import Columns, composed, find_column
-from ..reading.csv_file import SEPARATORS
+from ..reading.cells import composed
+from ..reading.columns import Columns, find_column
+from ..reading.csv_dialect import SEPARATORS
 from ..reading.text_bytes import encoding_of
 from .column import Column
 from .features import check_narrow, grouped, is_usable, listed, write_features

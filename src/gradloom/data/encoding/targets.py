@@ -9,7 +9,8 @@ import numpy as np
 from ..._cells import code_of
 from ...base.errors import DataError
 from ..dataset import split_rows
-from ..reading.columns import Columns, composed, read_exactly
+from ..reading.cells import composed, read_exactly
+from ..reading.columns import Columns
 from ..reading.raw_table import RawTable, class_name
 from .features import truth_words
 from .preprocess import Preprocess

@@ -10,7 +10,8 @@ from datetime import datetime
 import numpy as np
 
 from ...base.errors import DataError
-from ..reading.columns import ROUNDED, Columns, NumberCells
+from ..reading.cells import ROUNDED, NumberCells
+from ..reading.columns import Columns
 
 CALENDAR = "calendar year"  # the beginning of the year, on the scale of the time
 PARTS = ("year", "week", "day", CALENDAR)  # the others are cycles, whose phase a time has: a sine and a cosine each

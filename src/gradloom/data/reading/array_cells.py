@@ -10,7 +10,8 @@ import numpy as np
 from ..._cells import EXACT_TEXTS, NUMBERS, TEXTS
 from ...base.errors import DataError
 from .cell_rules import CellRules
-from .columns import ArrayCells, Columns, NumberCells, RefusedCells, TextCells
+from .cells import ArrayCells, NumberCells, RefusedCells, TextCells
+from .columns import Columns
 from .csv_file import read_cells
 
 _WHOLE = 1 << 53  # the whole numbers that f64 holds, either sign

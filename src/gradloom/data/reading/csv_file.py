@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import os
 import zlib
 from collections.abc import Sequence
@@ -15,15 +13,13 @@ import numpy as np
 
 from ... import _cells
 from ...base.errors import DataError, FileError
-from .blocks import Blocks
 from .cell_rules import PLAIN, CellRules
-from .columns import MOST_COLUMNS, TEXT, Columns, NumberCells, TextCells, composed, marks_of, names_of
-from .header import is_header_of_numbers, said_separator
-from .lines import Lines
+from .cells import TEXT, Blocks, NumberCells, TextCells, composed, marks_of
+from .columns import MOST_COLUMNS, Columns, Lines, names_of
+from .csv_dialect import SEPARATORS, is_header_of_numbers, named_separator, separator_of
 from .text_bytes import utf_8_pieces
 
-SEPARATORS = ",;\t"
-_SAMPLE, _SAMPLE_ROWS = 1 << 16, 20  # bytes and rows that show the separator, at most
+_SAMPLE = 1 << 16  # bytes for the choice of the separator
 
 
 def read_csv(
@@ -44,42 +40,6 @@ def read_csv(
         raise FileError(f"{path}: is truncated or damaged ({error}); fetch it again") from None
     except OSError as error:
         raise FileError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-
-
-# ---- the separator ---------------------------------------------------------------------------------------------------
-
-
-def _separator(sample: str, cut: bool) -> str:
-    """The separator that cuts the first rows into the most cells, all alike where that is possible.
-
-    sample: the beginning of the file; a row that its end cuts off counts only where it is the first.
-    """
-
-    def score(separator: str) -> tuple[bool, bool, int]:
-        lines = io.StringIO(sample, newline="")
-        counts: list[int] = []
-        sound = True
-        try:
-            for row in csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True):
-                if cut and lines.tell() == len(sample):
-                    break
-                if not _is_blank(row):
-                    counts.append(len(row))
-                if len(counts) == _SAMPLE_ROWS:
-                    break
-        except csv.Error:
-            sound = cut and lines.tell() == len(sample)
-        if cut and not counts:
-            lines.seek(0)
-            counts = [max(map(len, csv.reader(lines, delimiter=separator, skipinitialspace=True)))]
-        alike = len(set(counts)) == 1 and counts[0] > 1
-        return alike and sound, alike, max(counts, default=0)
-
-    return max(SEPARATORS, key=score)
-
-
-def _is_blank(row: list[str]) -> bool:
-    return not row or (len(row) == 1 and not row[0].strip())
 
 
 # ---- cells -----------------------------------------------------------------------------------------------------------
@@ -142,13 +102,13 @@ class _Reading:
         while splitter is None or splitter.first is None:
             begun.append(next(pieces))
             if splitter is None:
-                separator, data = said_separator(begun[0][0])
+                separator, data = named_separator(begun[0][0])
                 begun = [(data, begun[0][1])]
                 if separator and separator not in SEPARATORS:
                     raise DataError(f"{self.path} line 1: sep={separator}: need a comma, a semicolon or a tab")
                 if first_pass:
                     sample = data[:_SAMPLE].decode("utf-8", "ignore")
-                    self.separator = separator or _separator(sample, len(data) > _SAMPLE)
+                    self.separator = separator or separator_of(sample, len(data) > _SAMPLE)
                 splitter = _cells.Splitter(self.separator, self.missing)
             self._feed(splitter, *begun[-1])
             if begun[-1][1] and splitter.first is None:

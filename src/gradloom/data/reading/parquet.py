@@ -11,7 +11,8 @@ import numpy as np
 from ...base.errors import BackendError, DataError, FileError
 from .array_cells import named_cells
 from .cell_rules import PLAIN, CellRules
-from .columns import MOST_COLUMNS, ArrayCells, Columns, NumberCells, RefusedCells, TextCells, names_of
+from .cells import ArrayCells, NumberCells, RefusedCells, TextCells
+from .columns import MOST_COLUMNS, Columns, names_of
 from .unpacked import most_unpacked, too_much
 
 _MEMORY = 8  # bytes of memory that a byte of the columns, unpacked, may take

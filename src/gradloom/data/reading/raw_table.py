@@ -17,7 +17,8 @@ from ...base.errors import DataError, FileError
 from ..idx import find_idx, read_idx, read_idx_folder
 from .array_cells import array_columns
 from .cell_rules import PLAIN, CellRules
-from .columns import MOST_COLUMNS, Columns, NumberCells, composed, number_text
+from .cells import NumberCells, composed, number_text
+from .columns import MOST_COLUMNS, Columns
 from .csv_file import read_csv
 from .kinds import numbers_of, said_of
 from .npz import keys_of, load_npz

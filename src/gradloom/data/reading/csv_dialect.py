@@ -1,23 +1,59 @@
-"""What the first line of a file is: one that names the separator, as Excel writes it, or one of numbers that is a
-header: years, or columns that are counted."""
+"""The separator of a CSV file, and whether its first line is a header."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from .columns import NumberCells, TextCells
+from .cells import NumberCells, TextCells
 
+SEPARATORS = ",;\t"
+_SAMPLE_ROWS = 20  # for the choice of the separator
 _YEARS = (1900, 2100)
 _SEPARATOR = re.compile(rb'("?)sep=([^\r\n])\1(?=[\r\n]|\Z)', re.IGNORECASE)
 
 
-def said_separator(begin: bytes) -> tuple[str, bytes]:
+def named_separator(begin: bytes) -> tuple[str, bytes]:
     """(the separator that a first line such as sep=; names, "" where it names none; the bytes with that line empty)."""
     found = _SEPARATOR.match(begin)
     return ("", begin) if found is None else (found[2].decode("latin-1"), begin[found.end() :])
+
+
+def separator_of(sample: str, cut: bool) -> str:
+    """The separator that cuts the first rows into the most cells, all alike where that is possible.
+
+    sample: the beginning of the file; a row that its end cuts off counts only where it is the first.
+    """
+
+    def score(separator: str) -> tuple[bool, bool, int]:
+        lines = io.StringIO(sample, newline="")
+        counts: list[int] = []
+        sound = True
+        try:
+            for row in csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True):
+                if cut and lines.tell() == len(sample):
+                    break
+                if not _is_blank(row):
+                    counts.append(len(row))
+                if len(counts) == _SAMPLE_ROWS:
+                    break
+        except csv.Error:
+            sound = cut and lines.tell() == len(sample)
+        if cut and not counts:
+            lines.seek(0)
+            counts = [max(map(len, csv.reader(lines, delimiter=separator, skipinitialspace=True)))]
+        alike = len(set(counts)) == 1 and counts[0] > 1
+        return alike and sound, alike, max(counts, default=0)
+
+    return max(SEPARATORS, key=score)
+
+
+def _is_blank(row: list[str]) -> bool:
+    return not row or (len(row) == 1 and not row[0].strip())
 
 
 def is_header_of_numbers(first: Sequence[bytes], cells: Sequence[NumberCells | TextCells]) -> bool:
