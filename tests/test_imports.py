@@ -27,12 +27,14 @@ SEES["step"] = {*LINE, "nn", "optim", "parallel"}
 SEES["eager"] = {*LINE, "optim", "step"}
 SEES["train"] = set(SEES)
 SEES["llm"] = set(SEES)
+SEES["tables"] = set(SEES) - {"llm"}
 SEES["cli"] = set(SEES)
-SEES["sklearn"] = {"base", "data", "train"}
+SEES["sklearn"] = {"base", "tables"}
 NEVER = {  # a proof shares no code with the planner
     "plan/check.py": {"plan/memory.py", "plan/order.py", "plan/layout.py"},
     "plan/check_schedule.py": {"plan/memory.py", "plan/order.py", "plan/layout.py", "plan/split.py"},
 }
+PUBLIC = {"train/__init__.py": {"tables"}}  # public names that are defined in a package above
 USERS = {"_core": {"run", "train"}, "_cells": {"data"}}  # who may talk to the native core, to the reader of tables
 
 
@@ -81,7 +83,7 @@ def test_imports_point_one_way(path: Path) -> None:
         if other in USERS:
             assert part in USERS[other], f"{place}; only {sorted(USERS[other])} talk to it"
         elif other and other != part:
-            assert other in SEES[part], f"{place}; {part} sees {sorted(SEES[part])}"
+            assert other in SEES[part] | PUBLIC.get(str(relative), set()), f"{place}; {part} sees {sorted(SEES[part])}"
 
 
 def circles(imports: dict[str, set[str]]) -> list[set[str]]:

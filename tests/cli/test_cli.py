@@ -11,7 +11,7 @@ import gradloom as gl
 from gradloom.cli.model import Model, load_model
 from gradloom.data import Preprocess
 from gradloom.files import load_arrays, save_arrays
-from gradloom.train.perceptron import perceptron
+from gradloom.tables.perceptron import perceptron
 from tests import processes
 from tests.cli.command import run
 
@@ -103,12 +103,12 @@ def rows(text, count):
         (
             "a,y\n" + rows("{i},{c}\n", 30),
             ["--batch-size", "8", "--micro-batch-size", "9"],
-            "--micro-batch-size 9: need at most 8, the batch size",
+            "--micro-batch-size 9: must be at most 8, the batch size",
         ),
         (
             "a,y\n" + rows("{i},{i}.5\n", 30),
             ["--loss", "cross_entropy"],
-            "--loss cross_entropy: the task is a regression; need mse, or --task classification",
+            "--loss cross_entropy requires task=classification; use mse for a regression",
         ),
     ],
 )

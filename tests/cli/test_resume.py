@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gradloom.cli.settings_file import parse_toml
-from gradloom.data.targets import hold_out
+from gradloom.data.encoding.targets import hold_out
 from gradloom.files import load_arrays
 from gradloom.files.checkpoint_files import Encoded, manifests, plain, read_checkpoint, write_checkpoint
 from gradloom.train.run_folder import read_run

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.base.defaults import OPTIMIZERS
 from gradloom.cli.model import load_model
 from gradloom.cli.settings_file import parse_toml
 from gradloom.data import read_table
 from gradloom.files import load_arrays
 from gradloom.optim.names import optimizer_names
-from gradloom.train.perceptron import network as network_of
+from gradloom.tables.perceptron import OPTIMIZERS
+from gradloom.tables.perceptron import network as network_of
 from tests.cli.command import run
 from tests.cli.test_fit import flowers, houses, one_thread  # noqa: F401
 from tests.cli.test_outputs import table
@@ -90,7 +90,7 @@ def test_dropout(capsys, tmp_path):
     one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in "ab")
     assert one == two
     code, _, err = run(capsys, "fit", data, "--hidden", "", "--dropout", 0.5, "--out", tmp_path / "c")
-    assert code == 2 and err == "gradloom: --dropout 0.5: is of hidden layers, and --hidden has none; need one\n"
+    assert code == 2 and err == "gradloom: --dropout 0.5 requires at least one hidden layer\n"
 
 
 def test_what_is_frozen_keeps_its_bits(capsys, tmp_path):
@@ -138,7 +138,7 @@ def test_early_stopping_keeps_the_best_weights(capsys, tmp_path):
     _, other = fitted(capsys, tmp_path / "b", *options, "--patience", 3, "--monitor", "loss")
     assert other["epochs"] != found["epochs"]
     code, _, err = run(capsys, "fit", *options, "--monitor", "loss", "--patience", 0, "--out", tmp_path / "c")
-    assert code == 2 and err == "gradloom: --monitor loss: is what --patience waits for, and that is 0; need more\n"
+    assert code == 2 and err == "gradloom: --monitor loss requires patience > 0\n"
     code, _, err = run(capsys, "fit", *options, "--patience", 2, "--monitor", "val_lss", "--out", tmp_path / "c")
     assert code == 2 and "val_lss" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
 
@@ -183,9 +183,7 @@ def test_evaluations_inside_of_epochs(capsys, tmp_path):
     assert few["folds"] and few["rows_val"] == 50 < few["rows_train"]
     assert weights(before) == weights(after) != b""
     code, _, err = run(capsys, "fit", data, "--eval-every", "1steps", "--out", tmp_path / "c")
-    assert (
-        code == 2 and "--eval-every 1steps: there are no rows to validate on; need --val, --folds or --val-split" in err
-    )
+    assert code == 2 and "--eval-every 1steps requires validation rows: --val, or --folds or --val-split" in err
     _, stopped = fitted(
         capsys, tmp_path / "d", data, *BASE, "--lr", 9.0, "--epochs", 50, "--eval-every", "1steps", "--patience", 2
     )

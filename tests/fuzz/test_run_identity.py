@@ -24,9 +24,9 @@ from gradloom.base.errors import GradloomError
 from gradloom.cli.main import main
 from gradloom.data import read_table
 from gradloom.files import load_arrays
+from gradloom.tables.perceptron import network
 from gradloom.train.identity import Identity, identity_of
 from gradloom.train.loop import Loop
-from gradloom.train.perceptron import network
 from gradloom.train.trainer import Trainer
 
 CASES = int(os.environ.get("IDENTITY_CASES", "2000"))

@@ -148,7 +148,7 @@ def test_muon_steps_each_matrix_of_a_stack(shape, more):
 
 
 def test_muon_trains_the_matrices_of_a_table():
-    from gradloom.train.perceptron import optimizer_for
+    from gradloom.tables.perceptron import optimizer_for
 
     ends = []
     for lr in (0.02, 0.5):

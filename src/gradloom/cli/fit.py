@@ -30,7 +30,7 @@ from .fit_report import (
     validation_sets,
     write_result,
 )
-from .fit_settings import FitSettings, Group, prepared, rows_of, settle
+from .fit_settings import FitSettings, Group, prepared, settle
 from .saved_settings import SETTINGS, Inputs, beside_run
 from .setting import settings_of
 
@@ -58,7 +58,6 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
     from ..data import read_table
     from ..files import claim, refuse_input
     from ..parallel.agree import agreed, is_root
-    from ..train.perceptron import need_room, network
     from .model import MODEL, RESULT
 
     inputs = Inputs(data=use.data, test=use.test, **{f"val.{name}": file for name, file in (use.val or {}).items()})
@@ -74,11 +73,10 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
                 categorical=use.categorical or (), numeric=use.numeric or (), time=use.time,
                 weight=use.weight_column, test=use.test, missing=use.missing or (), encoding=use.encoding,
             )  # fmt: skip
-            use = settle(use, table, ranks)
-            need_room(table.preprocess, use.hidden, use.ensemble)
-            net = network(table.preprocess, use.hidden, use.dropout, use.ensemble, use.loss)
+            use, recipe = settle(use, table, ranks)
+            net = recipe.network(table.preprocess)
             matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
-            job = Job(use, table, net, ranks, inputs, validation_sets(use, table))
+            job = Job(use, recipe, table, net, ranks, inputs, validation_sets(use, table))
             job.look_at_columns()
             inputs.digests()
             heed_signals()
@@ -91,7 +89,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
     from ..base.errors import GradloomError, NonFiniteError, TrainError
     from ..files import together
     from ..parallel.agree import is_root
-    from ..train.saving import save
+    from ..tables.saving import save
 
     optimizer = _optimizer(job)
     stop: Exception | KeyboardInterrupt | None = None
@@ -166,14 +164,10 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
 
 
 def _optimizer(job: Job) -> Any:
-    """With a state of its own, which says how many steps were done, however the training ends."""
-    from ..train.perceptron import optimizer_for
-
-    use = job.use
-    steps = use.epochs * -(-rows_of(use, job.table)[0] // use.batch_size)
-    groups = [_group(group, steps) for group in use.groups or ()]
-    images = job.table.preprocess.kind == "array"
-    return optimizer_for(job.net, use.optimizer, use.lr, steps, groups, images)
+    """The optimiser, whose state counts the steps, also of a training that fails."""
+    recipe, rows = job.recipe, job.table.train.n
+    groups = [_group(group, recipe.steps(rows)) for group in job.use.groups or ()]
+    return recipe.optimizer_for(job.net, job.table.preprocess, rows, groups)
 
 
 def _group(group: Group, steps: int) -> dict[str, Any]:
@@ -185,20 +179,12 @@ def _group(group: Group, steps: int) -> dict[str, Any]:
 
 
 def _train(job: Job, optimizer: Any) -> list[EpochResult]:
-    import gradloom as gl
-
     use = job.use
-    return gl.fit(
+    return job.recipe.fit(
         job.net,
         job.data,
-        loss=use.loss,
         optimizer=optimizer,
-        epochs=use.epochs,
-        batch_size=use.batch_size,
         micro_batch_size=use.micro_batch_size,
-        val_split=use.val_split if job.table.val is None else 0.0,
-        folds=use.folds,
-        seed=use.seed,
         parallel=job.ranks,
         exchange=use.exchange or "ordered",
         val=job.val or None,

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ..data import Dataset, Table
     from ..parallel.communicator import Communicator
     from ..run.backend import DeviceBytes
-    from ..train.model import Model
+    from ..tables.model import Model
+    from ..tables.recipe import Recipe
     from .fit_watch import Watch
 
 
@@ -31,6 +32,7 @@ class Job:
     """A fit: its settings, its data, its model."""
 
     use: FitSettings
+    recipe: Recipe
     table: Table
     net: Any
     ranks: Communicator | None
@@ -94,10 +96,7 @@ class Job:
     @cached_property
     def ending(self) -> tuple[list[Any], dict[str, Any] | None]:
         """(what ends the training early, where that is asked for; what it measures for that beside the loss)."""
-        from ..train.stopping import stopping_at
-
-        use, units = self.use, self.table.preprocess.outputs_to_targets
-        return stopping_at(use.metric, use.patience, use.loss, units, use.monitor)
+        return self.recipe.stopping(self.table.preprocess.outputs_to_targets)
 
     @property
     def stopping(self) -> list[Any]:
@@ -124,7 +123,7 @@ class Job:
 
     def model(self, ending: str, result: dict[str, Any]) -> Model:
         """What is saved, with the numbers of this result that do not depend on the machine."""
-        from ..train.model import Model
+        from ..tables.model import Model
 
         parts = ("train_", "val_", "test_", "baseline_")
         numbers = {name: value for name, value in result.items() if name.startswith(parts) or "." in name}
@@ -162,7 +161,7 @@ def validation_sets(use: FitSettings, table: Table) -> dict[str, Dataset]:
     """The files of --val, by name, as the model takes them; rows without a target that it knows are left out, and said.
 
     DataError for a file without targets."""
-    from ..data.readers import labelled
+    from ..data.table import labelled
 
     sets = {} if table.val is None else {"val": table.val}
     return sets | {name: labelled(path, table)[0] for name, path in (use.val or {}).items()}
@@ -222,7 +221,7 @@ def measure_test(job: Job) -> dict[str, Any]:
 
 def class_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
     """Scores of the test rows, of each class, and of the most frequent class for every row."""
-    from ..train import scores
+    from ..tables import scores
 
     table, names = job.table, job.table.preprocess.classes
     assert table.test is not None
@@ -257,7 +256,7 @@ def number_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
     """Scores of the test rows, and of one number for every row: the mean of the training rows, or in time the last."""
     import numpy as np
 
-    from ..train import scores
+    from ..tables import scores
 
     table, made = job.table, job.table.preprocess
     assert table.test is not None and table.test_targets is not None
@@ -295,7 +294,7 @@ def check_losses(job: Job, result: dict[str, Any]) -> None:
 
     import gradloom as gl
 
-    from ..train.model import why_not_finite
+    from ..tables.model import why_not_finite
 
     for name, value in result.items():
         if not name.endswith("loss") or not isinstance(value, float) or math.isfinite(value):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..base.defaults import MEMBERS, PATIENCE, batch_for, dropout_for, epochs_for, folds_for, hidden_for, rate_for
 from .common import Json
 from .run_settings import (
     CheckpointEvery,
@@ -34,6 +33,7 @@ from .setting import UNSAVED, Count, Decay, Limit, Name, Place, Rate, Share, Tex
 if TYPE_CHECKING:
     from ..data import Table
     from ..parallel.communicator import Communicator
+    from ..tables.recipe import Recipe
 
 Width = Annotated[int, Limit("a width", (("ge", 1), ("le", (1 << 31) - 1)))]
 Widths = Annotated[list[Width], Limit("whole numbers of at least 1, such as 64,64, below 2**31; or nothing: no layer")]
@@ -204,118 +204,52 @@ MAY_CHANGE = (
 
 
 def prepared(asked: FitSettings) -> FitSettings:
-    """With what is decided before the data are read; SettingError for settings that exclude one another."""
+    """With the settings that are decided before reading; SettingError for settings that exclude each other."""
     from ..base.errors import SettingError
     from ..base.settings import as_precision
-    from ..data.text_bytes import encoding_of
+    from ..data.reading.text_bytes import encoding_of
+    from ..tables.recipe import Recipe
 
-    if asked.metric is not None and asked.monitor is not None:
-        raise SettingError(f"--metric {asked.metric} beside --monitor {asked.monitor}: need one of them")
-    if asked.metric is not None and asked.patience == 0:
-        raise SettingError(f"--metric {asked.metric}: is what --patience waits for, and that is 0; need more")
-    if asked.monitor is not None and asked.patience == 0:
-        raise SettingError(f"--monitor {asked.monitor}: is what --patience waits for, and that is 0; need more")
     if asked.folds:
-        for name, value in (("val-split", asked.val_split), ("time", asked.time), ("val", "val" in (asked.val or {}))):
+        val = (asked.val or {}).get("val")
+        for name, value in (("val-split", asked.val_split), ("time", asked.time), ("val", val)):
             if value:
-                said = "" if value is True else f" {value}"
-                raise SettingError(f"--folds {asked.folds} beside --{name}{said}: need one of them")
+                raise SettingError(f"--folds {asked.folds} and --{name} {value} are mutually exclusive")
     asked = replace(asked, precision=as_precision(asked.precision))
     if asked.encoding is not None:
         asked = replace(asked, encoding=encoding_of(asked.encoding))
     check_device(asked.device)
     if asked.val_split is None and os.path.isdir(asked.data):
-        return replace(asked, val_split=0.05 if "val" not in (asked.val or {}) else 0.0)
-    if asked.val_split is None and asked.val:
+        asked = replace(asked, val_split=0.0 if "val" in (asked.val or {}) else 0.05)
+    elif asked.val_split is None and asked.val:
         asked = replace(asked, val_split=0.0)
-    if asked.val_split is not None or asked.time is not None:
-        return replace(asked, folds=asked.folds or 0)
-    has_members = asked.hidden != [] and asked.ensemble != 1
-    return replace(asked, val_split=0.0) if asked.folds or (asked.folds is None and has_members) else asked
+    elif asked.time is not None:
+        asked = replace(asked, folds=asked.folds or 0)
+    recipe = Recipe.of(asked).with_validation()
+    return replace(asked, val_split=recipe.val_split, folds=recipe.folds)
 
 
-def _check_validated(use: FitSettings, table: Table) -> bool:
-    """Whether there are rows to validate on; SettingError for a setting that needs them, where there are none."""
-    from ..base.errors import SettingError
-    from ..train.scores import SCORES
-
-    validates = bool(use.val or table.val is not None or use.val_split or use.folds)
-    for name in ("eval_every", "eval_rows", "metric"):
-        value = getattr(use, name)
-        if value is not None and not validates:
-            flag = name.replace("_", "-")
-            raise SettingError(
-                f"--{flag} {value}: there are no rows to validate on; need --val, --folds or --val-split"
-            )
-    if use.metric is not None and use.metric not in SCORES[table.task]:
-        need = ", ".join(SCORES[table.task])
-        raise SettingError(f"--metric {use.metric}: the task is a {table.task}; need one of {need}")
-    if use.monitor is not None and use.patience is None and not validates:
-        raise SettingError(f"--monitor {use.monitor}: is what --patience waits for; need both")
-    return validates
-
-
-def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitSettings:
-    """With defaults for what was not said, by the kind and the number of the training rows."""
+def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> tuple[FitSettings, Recipe]:
+    """(all settings, those of the training): defaults follow from the kind and the number of the training rows."""
     from ..base.errors import SettingError
     from ..parallel.agree import share_of
+    from ..tables.recipe import Recipe, batch_size_for
 
-    asked = replace(asked, val_split=table.val_split)
-    if asked.dropout and asked.hidden == []:
-        raise SettingError(f"--dropout {asked.dropout:g}: is of hidden layers, and --hidden has none; need one")
-    images = table.preprocess.kind == "array"
-    one = images or asked.hidden == []
-    if one and (asked.ensemble or 1) > 1:
-        what = "--hidden has no layer" if asked.hidden == [] else "images are learned by one network"
-        raise SettingError(f"--ensemble {asked.ensemble}: {what}; need 1")
-    members = 1 if one else asked.ensemble or MEMBERS
-    asked = replace(asked, folds=_folds(asked.folds, members, table))
-    validates = _check_validated(asked, table)
-    hidden = asked.hidden if asked.hidden is not None else hidden_for(images)
-    rows = rows_of(asked, table)[0]
-    wanted = asked.batch_size or batch_for(rows, images)
-    batch = min(wanted, rows)
-    if asked.micro_batch_size is None:
-        micro = share_of(batch, ranks)
-    elif asked.micro_batch_size > wanted:
-        raise SettingError(f"--micro-batch-size {asked.micro_batch_size}: need at most {wanted}, the batch size")
-    else:
-        micro = min(asked.micro_batch_size, batch)
-    loss = asked.loss or ("cross_entropy" if table.task == "classification" else "mse")
-    if loss == "cross_entropy" and table.task == "regression":
-        raise SettingError("--loss cross_entropy: the task is a regression; need mse, or --task classification")
-    stops = validates and (not images or asked.metric is not None)
-    return replace(
-        asked,
-        hidden=hidden,
-        dropout=asked.dropout if asked.dropout is not None else dropout_for(images) if hidden else 0.0,
-        ensemble=members,
-        epochs=asked.epochs or epochs_for(rows, images),
-        batch_size=batch,
-        micro_batch_size=micro,
-        patience=asked.patience if asked.patience is not None else PATIENCE if stops else 0,
-        checkpoint_every=asked.checkpoint_every or "5min",
-        keep=asked.keep or 3,
-        lr=asked.lr or rate_for(asked.optimizer, images),
-        loss=loss,
-    )
-
-
-def _folds(asked: int | None, members: int, table: Table) -> int:
-    """In how many folds the training rows are; SettingError for a number that the networks cannot leave out."""
-    from ..base.errors import SettingError
-
-    if asked is None:
-        return folds_for(table.train.n, members)
-    most = min(members, table.train.n)
-    if asked and not 2 <= asked <= most:
-        seen = f"{members} networks and {table.train.n} training rows"
-        raise SettingError(
-            f"--folds {asked}: there are {seen}; need 0, or from 2 to {most}"
-            if most > 1
-            else f"--folds {asked}: there is one network, or one row; need 0"
-        )
-    return asked
+    rows, has_val = table.train.n, bool(asked.val or table.val is not None)
+    recipe = replace(Recipe.of(asked), val_split=table.val_split if table.val is None else 0.0)
+    recipe = recipe.decided(table.preprocess, rows, has_val)
+    for name in ("eval_every", "eval_rows"):
+        value = getattr(asked, name)
+        if value is not None and not (has_val or recipe.val_split or recipe.folds):
+            flag = name.replace("_", "-")
+            raise SettingError(f"--{flag} {value} requires validation rows: --val, or --folds or --val-split above 0")
+    wanted = asked.batch_size or batch_size_for(recipe.trained(rows), table.preprocess.kind == "array")
+    micro = asked.micro_batch_size or share_of(recipe.batch_size, ranks)
+    if micro > wanted:
+        raise SettingError(f"--micro-batch-size {micro}: must be at most {wanted}, the batch size")
+    chosen = vars(recipe) | {"val_split": table.val_split, "micro_batch_size": min(micro, recipe.batch_size)}
+    use = replace(asked, checkpoint_every=asked.checkpoint_every or "5min", keep=asked.keep or 3, **chosen)
+    return use, recipe
 
 
 def rows_of(use: FitSettings, table: Table) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..base.errors import FileError
-from ..train.model import MODEL, Model, read_model
+from ..tables.model import MODEL, Model, read_model
 
 RESULT = "result.json"  # beside the model in the folder of a `gradloom fit`, which writes them together
 

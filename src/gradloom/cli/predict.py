@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..data import Preprocess
-    from ..train.model import Model
+    from ..tables.model import Model
 
 
 def predict(
@@ -188,7 +188,7 @@ def _uses(
 ) -> tuple[np.ndarray | None, list[str]]:
     """(what the training used each row of the file for, None for another file; warnings)."""
     from ..base.errors import DataError
-    from ..data.raw_table import array_to_predict
+    from ..data.reading.raw_table import array_to_predict
 
     digest = inputs.digests()["data"]
     seen = "the model was trained on this file"
@@ -223,7 +223,7 @@ def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess)
     """How well the predictions agree with the targets that the file holds, as --json prints it."""
     import numpy as np
 
-    from ..train.scores import regression_scores
+    from ..tables.scores import regression_scores
 
     if preprocess.task == "classification":
         known = targets >= 0

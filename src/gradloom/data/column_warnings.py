@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from .column import Column
 from .dataset import Dataset
-from .readers import Table
+from .encoding.column import Column
+from .table import Table
 
 _MOST_ROWS = 20_000  # looked at: the first ones, which are drawn at random
 _LEAST_ROWS = 100  # a smaller table has columns that fit its target by chance

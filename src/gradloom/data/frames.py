@@ -16,15 +16,15 @@ import numpy as np
 from ..base.arguments import what_is
 from ..base.errors import DataError, GradloomError, SettingError
 from ..base.terminal import printable
-from .array_cells import array_columns
-from .cell_rules import CellRules
-from .encoding import Encoding
-from .fitting import fit_columns
-from .parquet import is_arrow
-from .preprocess import Preprocess
-from .readers import features_of_columns, read_columns, read_features
-from .table_columns import arrays_of, columns_of_arrays, is_table, table_columns
-from .text_bytes import encoding_of, is_text_file
+from .encoding.fitting import fit_columns
+from .encoding.preprocess import Preprocess
+from .encoding.target_encoding import Encoding
+from .reading.array_cells import array_columns
+from .reading.cell_rules import CellRules
+from .reading.parquet import is_arrow
+from .reading.table_columns import arrays_of, columns_of_arrays, is_table, table_columns
+from .reading.text_bytes import encoding_of, is_text_file
+from .table import features_of_columns, read_columns, read_features
 
 Read = tuple[np.ndarray, np.ndarray | None, list[str], list[str]]
 

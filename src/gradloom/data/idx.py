@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from ..base.errors import DataError, FileError
-from .unpacked import most_unpacked, too_much
+from .reading.unpacked import most_unpacked, too_much
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MEMORY = 4  # bytes of memory that reading a byte may take

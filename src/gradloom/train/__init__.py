@@ -16,7 +16,6 @@ from .log import Log
 from .log_files import read_metrics
 from .loop import Loop
 from .metrics import Metric
-from .model import Model
 from .own_loop import Checkpoint
 from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Evaluation, Result
@@ -53,7 +52,13 @@ __all__ = [
     "read_metrics",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from ..tables.model import Model
+else:
 
     def __getattr__(name: str) -> Any:
+        if name == "Model":  # tables/ is above this package
+            from ..tables.model import Model
+
+            return Model
         raise missing_name(__name__, name)

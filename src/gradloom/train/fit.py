@@ -18,7 +18,7 @@ from ..base.interval import Interval
 from ..base.warned import warn
 from ..data.dataset import Dataset
 from ..data.loader import DataLoader
-from ..data.table_columns import is_table
+from ..data.reading.table_columns import is_table
 from ..nn.ensemble import Ensemble
 from ..optim.optimizer import Optimizer
 from ..optim.schedules import check_warmup

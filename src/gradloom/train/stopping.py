@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.arguments import as_bool, nearest
-from ..base.errors import DataError, SettingError, TrainError
+from ..base.errors import SettingError, TrainError
 from ..base.habits import KeywordHints
 from ..base.interrupts import StopTraining
 from ..base.schema import Schema, anything, array, flag, mapping, number, optional, shown_name, table, whole
 from ..graph.stored import copies, replace
 from ..step.state import matching, need_schema
 from .callbacks import Callback
-from .metrics import Metric
-from .scores import HIGHER, score_metric
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
@@ -191,34 +189,6 @@ class EarlyStopping(Callback, KeywordHints):
         kept = ", restore_best=True" if self.restore_best else ""
         watched = "" if self.monitor is None else f", monitor={self.monitor!r}, mode={self.mode!r}"
         return f"EarlyStopping(patience={self.patience}, min_delta={self.min_delta:g}{kept}{watched})"
-
-
-class _ScoreStopping(EarlyStopping):
-    """EarlyStopping at one of scores.SCORES, which is nan only where it is not defined for the rows."""
-
-    def _observe(self, number: float, epoch: int, step: int | None = None) -> None:
-        if math.isnan(number):
-            need = "two classes" if self.monitor == "val_roc_auc" else "targets that differ"
-            raise DataError(
-                f"{self.monitor}: is not defined for the validation rows; need rows of {need} among them, or another"
-                " metric (--metric)"
-            )
-        super()._observe(number, epoch, step)
-
-
-def stopping_at(
-    score: str | None, patience: int, loss: str, units: Callable[[np.ndarray], np.ndarray], monitor: str | None = None
-) -> tuple[list[EarlyStopping], dict[str, Metric] | None]:
-    """(callbacks, metrics) for gl.fit: a training that keeps its best weights, and ends after so many evaluations
-    without a better score of the validation rows; patience 0: it does not. score: one of scores.SCORES; None: what
-    monitor names. loss, units: as of score_metric."""
-    if not patience:
-        return [], None
-    if score is None:
-        return [EarlyStopping(patience, restore_best=True, monitor=monitor)], None
-    mode = "max" if score in HIGHER else "min"
-    stops = _ScoreStopping(patience, restore_best=True, monitor=f"val_{score}", mode=mode)
-    return [stops], None if score == "accuracy" else {score: score_metric(score, loss, units)}
 
 
 def monitored(result: EpochResult) -> float:
