@@ -43,8 +43,7 @@ def main() -> None:
     for name, source in (("turns looked for", CHATML), ("turns marked", MARKED)):
         tokenizer = Tokenizer({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>"]})
         made = ChatTemplate(source, tokenizer)
-        source_there = made._source
-        here = Template(source, datetime.now(), source_there.tokens, source_there.ends)
+        here = Template(source, datetime.now(), made._source["tokens"], made._source["ends"])
         seconds: tuple[list[float], list[float]] = ([], [])
         for _ in range(args.blocks):
             began = time.perf_counter()

@@ -57,7 +57,10 @@ class ChatTemplate:
         }
         now = local_now()  # one moment for all that this template renders
         control = () if as_bool("special", special) else tokenizer.control_tokens
-        self._source = Source(source, now.isoformat(), tokens, tuple(tokenizer.turn_ends), control)
+        self._source: Source = {
+            "source": source, "now": now.isoformat(), "tokens": tokens, "ends": tuple(tokenizer.turn_ends),
+            "control": control,
+        }  # fmt: skip
         self._renderer = renderer()
         self._lost = self._done = 0  # chats that ended the process, and all
         fault = self._renderer.load(self._source)

@@ -28,17 +28,15 @@ from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import scope
 from ..graph.stored import Stored, copies
 from ..graph.value import Value
+from .family import END_MODULES, LINEARS, MODULES
 from .model import model_of
 
 if TYPE_CHECKING:
     from .model import Model
 
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
-# What other tools call the tensors.
-ALIASES = {
-    "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up", "down_proj": "ffn_down", "embed_tokens": "token_embd", "lm_head": "output",
-}  # fmt: skip
+# Hugging Face's short name of a module -> GGUF's tensor
+ALIASES = {module.rpartition(".")[2]: tensor for module, tensor in (MODULES | END_MODULES).items()}
 _STREAM = 3  # of the random numbers drawn from one seed (data.dataset has 1 and 2)
 
 
@@ -407,8 +405,7 @@ def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:
 
 def block_linears(model: Model) -> list[str]:
     """The linear layers of all blocks: what "all" means for LoRA."""
-    c, family = model.config, model.family
-    return [f"blk.{i}.{name}.weight" for i in range(c.layers) for name in family.linears]
+    return [f"blk.{i}.{name}.weight" for i in range(model.config.layers) for name in LINEARS]
 
 
 def adaptable(model: Model) -> list[str]:

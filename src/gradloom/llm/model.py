@@ -24,17 +24,13 @@ from ..graph.stored import Stored
 from ..graph.value import Shape, Value
 from ..run import dequantize
 from ..run.backend import backend
+from . import families
 from .config import Config, read_config
 from .gpu_layers import GpuLayers, at
-from .llama import Llama
 from .net import Caches, ForwardAdapter, Net
-from .qwen2 import Qwen2
-from .qwen3 import Qwen3
 
 if TYPE_CHECKING:
     from ..files.gguf_head import TensorInfo
-
-FAMILIES: dict[str, Llama] = {"llama": Llama(), "qwen2": Qwen2(), "qwen3": Qwen3()}
 
 
 class Adapter(ForwardAdapter, Protocol):
@@ -78,10 +74,11 @@ class Model(AttributeHints):
             raise FileError(f"{path}: metadata general.architecture is missing; need a GGUF model")
         if metadata.get("general.type", "model") != "model":
             raise FileError(f"{path}: is of type {one_line(metadata['general.type'])}; need a model")
-        if not isinstance(architecture, str) or architecture not in FAMILIES:
+        family = families.find(architecture)
+        if family is None:
             shown = " ".join(str(architecture).split())[:60]
-            raise FileError(f"{path}: the architecture {shown} is not supported; need {', '.join(FAMILIES)}")
-        self.family = FAMILIES[architecture]
+            raise FileError(f"{path}: the architecture {shown} is not supported; need {', '.join(families.names())}")
+        self.family = family
         parts = metadata.get("split.count", 1)
         if isinstance(parts, int) and parts > 1:
             raise FileError(f"{path}: is one of {parts} parts; join them first (llama-gguf-split --merge)")
@@ -116,7 +113,7 @@ class Model(AttributeHints):
         }
         for i in range(c.layers):
             needed |= {f"blk.{i}.{name}": shape for name, shape in family.shapes(c).items()}
-            possible |= {f"blk.{i}.{name}": shape for name, shape in family.shapes_possible(c).items()}
+            possible |= {f"blk.{i}.{name}": shape for name, shape in family.optional_shapes(c).items()}
         missing = [name for name in needed if name not in self.file.tensors]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
