@@ -25,6 +25,7 @@ SEES |= {
 SEES["gpu"] = set(LINE)
 SEES["step"] = {*LINE, "nn", "optim", "parallel"}
 SEES["eager"] = {*LINE, "optim", "step"}
+SEES["runs"] = {*LINE, "nn", "optim", "parallel", "step", "eager", "files", "data"}
 SEES["train"] = set(SEES)
 SEES["llm"] = set(SEES)
 SEES["cli"] = set(SEES)

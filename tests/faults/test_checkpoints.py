@@ -17,7 +17,7 @@ import pytest
 
 from gradloom.files.checkpoint_files import Saved, manifests, read_checkpoint
 from gradloom.parallel.communicator import checksum
-from gradloom.train.run_folder import RunFolder
+from gradloom.runs.folder import RunFolder
 from tests.faults import training
 from tests.faults.harness import COMPILER, MATTERS, MODES, Ended, Service
 

@@ -28,10 +28,10 @@ import numpy as np
 from gradloom.base.errors import GradloomError
 from gradloom.files.atomic import atomic_write, claim, together, write_inside
 from gradloom.files.checkpoint_files import manifests
-from gradloom.train.checkpoint import Checkpoints
-from gradloom.train.log_files import CsvFile, Lines, read_metrics
-from gradloom.train.run_files import settle
-from gradloom.train.run_folder import RunFolder, read_run, runs_in
+from gradloom.runs.checkpoint import Checkpoints
+from gradloom.runs.files import settle
+from gradloom.runs.folder import RunFolder, read_run, runs_in
+from gradloom.runs.log_files import CsvFile, Lines, read_metrics
 
 SECONDS = 20  # of a case
 ROOM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where a sync costs nothing

@@ -8,7 +8,7 @@ import pytest
 import gradloom as gl
 from gradloom import nn
 from gradloom.data.dataset import Dataset
-from gradloom.step.state import TrainState, difference
+from gradloom.runs.state import TrainState, difference
 
 X = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
 Y = np.random.default_rng(1).integers(0, 3, 40)

@@ -23,7 +23,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.files.checkpoint_files import manifests
-from gradloom.train.checkpoint import Checkpoints
+from gradloom.runs.checkpoint import Checkpoints
 from tests import processes
 
 KINDS = ["f4", "f8", "i4", "i8", "i2", "i1", "u1", "?", "f2", ml_dtypes.bfloat16, "u2", "u4", "u8", "c8", ">f4"]

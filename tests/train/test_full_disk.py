@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.train.run_folder import RunFolder, read_run
+from gradloom.runs.folder import RunFolder, read_run
 from tests.processes import environment
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)

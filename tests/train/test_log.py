@@ -162,7 +162,7 @@ class Failing:
 def test_a_full_disk_is_said_once_and_the_training_goes_on(tmp_path, monkeypatch, capfd):
     monkeypatch.delenv("GRADLOOM_DEBUG", raising=False)  # which writes to stderr, too
     disk = Failing()
-    monkeypatch.setattr("gradloom.train.log_files.os.write", disk)
+    monkeypatch.setattr("gradloom.runs.log_files.os.write", disk)
 
     def at(result):
         disk.full = result.epoch in (2, 3)

@@ -15,7 +15,7 @@ import gradloom as gl
 from gradloom import nn, optim
 from gradloom.files import checkpoint_files
 from gradloom.parallel.communicator import checksum
-from gradloom.train.run_folder import read_run
+from gradloom.runs.folder import read_run
 from tests import processes
 
 X = np.random.default_rng(0).normal(size=(46, 4)).astype(np.float32)

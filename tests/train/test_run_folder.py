@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.train.run_folder import RunFolder, read_run, runs_in
+from gradloom.runs.folder import RunFolder, read_run, runs_in
 from tests import processes
 
 
@@ -291,7 +291,7 @@ def test_runs_below_a_folder(tmp_path):
     trained(tmp_path / "two", 1, "interrupted")
     (tmp_path / "loop").symlink_to(tmp_path)
     code = (
-        "from gradloom.train.run_folder import RunFolder\nimport time\n"
+        "from gradloom.runs.folder import RunFolder\nimport time\n"
         f"run = RunFolder({str(tmp_path / 'live')!r}, 'loop')\n"
         "run.path('run.json')\nprint('on', flush=True)\ntime.sleep(60)"
     )

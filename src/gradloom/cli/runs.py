@@ -49,7 +49,7 @@ def runs(
 
 def _found(folder: Path) -> list[dict[str, Any]]:
     """The runs with a run.json, and the older ones of gradloom fit, which have a model and a result only."""
-    from ..train.run_folder import runs_in
+    from ..runs.folder import runs_in
 
     known = dict(runs_in(folder, _DEPTH))
     made = [_run(folder, path, about) for path, about in known.items()]

@@ -11,8 +11,8 @@ import numpy as np
 from ..base.errors import FileError, TrainError
 from ..base.record import differences, flat
 from ..base.schema import Schema, different_texts, flag, number, table, text, whole
-from ..step.state import need_schema
-from ..train.checkpoint import Checkpoints
+from ..runs.checkpoint import Checkpoints
+from ..runs.state import need_schema
 from ..train.trainer import Trainer
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model

@@ -12,7 +12,7 @@ from ..graph.leaves import Parameter
 from ..graph.stored import copies, replace
 from ..optim.average import Average, check_decay
 from ..run.compile import compile as compile_program
-from ..step.state import AVERAGE, check_equal, check_names, matching, need_schema
+from ..runs.state import AVERAGE, check_equal, check_names, matching, need_schema
 
 
 class AveragedWeights:

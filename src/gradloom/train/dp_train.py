@@ -42,11 +42,11 @@ from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
 from ..run.backend import check_heeded, is_device, named
 from ..run.compile import names_in_order
+from ..runs.saver import Saver, saver_of
 from ..step.exchange import check_exchange
 from .arguments import check_options, check_skip
 from .replica import Replica, error_at
 from .replica_job import ReplicaJob
-from .saver import Saver, saver_of
 
 
 @dataclass(frozen=True)

@@ -34,15 +34,17 @@ Listener = Callable[[Progress], None]
 
 @dataclass
 class Pass:
-    """The pass under way: its number, the rows that it trains on, and how far it has come.
+    """The open pass of a Loop: its number and the count of the rows that it trains on.
 
-    before: steps of the loop when it began; done: steps of it that have consumed their rows; seconds: spent on it.
+    before   steps of the loop when it began; done: its own steps that have consumed their rows
+    segment  its step at which the open segment ends; seconds: spent on it
     """
 
     number: int
     rows: int
     before: int
     done: int = 0
+    segment: int = 0
     seconds: float = 0.0
     train: Result = field(default_factory=Result)
     evaluations: list[Evaluation] = field(default_factory=list)

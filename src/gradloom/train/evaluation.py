@@ -12,7 +12,7 @@ from ..base.arguments import as_whole, one_line
 from ..base.errors import SettingError, TrainError
 from ..base.interval import Interval, as_interval
 from ..data.dataset import Dataset, generator
-from ..step.state import shown
+from ..runs.state import shown
 from .batches import CompiledBatch
 from .callbacks import Callback
 from .epoch import Listener, run_part
@@ -109,14 +109,14 @@ class Evaluator:
         """An evaluation belongs at the end of this epoch, counted from 1."""
         return bool(self._sets) and (is_last or epoch % self._epochs == 0)
 
-    def check_heard(self, made: Sequence[Evaluation], steps: int, who: Callback | None) -> None:
-        """TrainError where a run of so many steps makes one of these evaluations not: it belongs to the end of a
-        shorter run, and `who`, a callback that remembers them, has heard it."""
+    def check_repeated(self, made: Sequence[Evaluation], steps: int, callback: Callback | None) -> None:
+        """TrainError where a run of `steps` steps does not make one of these evaluations: it belongs to the end of a
+        shorter run, and `callback` has received it and remembers it."""
         extra = [one for one in made if one.step < steps and not self.due_at_end(one.epoch, False)]
-        if self.steps is None and extra and who is not None:
+        if self.steps is None and extra and callback is not None:
             raise TrainError(
-                f"cannot be resumed: {shown(who)} has heard the evaluation of epoch {extra[0].epoch}, which was made "
-                f"because the run ended there (one every {self.every}); need its length as it was "
+                f"cannot be resumed: {shown(callback)} has received the evaluation of epoch {extra[0].epoch}, which "
+                f"was made because the run ended there (one every {self.every}); requires its length as it was "
                 f"({extra[0].step} steps), or --overwrite (overwrite=True) to start anew"
             )
 
@@ -135,10 +135,11 @@ class Evaluator:
         self,
         results: dict[str, Result],
         micro_batch_size: int,
-        on_batch: Listener | None = None,
         on_progress: Listener | None = None,
+        each: bool = False,
     ) -> None:
-        """Measure all sets, with the weights as they are: one Result after the other joins `results`."""
+        """Measure all sets with the present weights: one Result after the other joins `results`. on_progress, each: as
+        of run_part."""
         for name, one in self._sets.items():
             source = self.trainer.source(one.data)
             if one.order is not None:
@@ -147,7 +148,7 @@ class Evaluator:
             run_part(
                 self.trainer, source, one.first, one.last, results[name],
                 training=False, batch_size=micro_batch_size, micro_batch_size=micro_batch_size,
-                on_batch=on_batch, on_progress=on_progress,
+                on_progress=on_progress, each=each,
             )  # fmt: skip
             results[name].settle()
 

@@ -17,11 +17,11 @@ from ..base.interval import as_interval
 from ..base.memory import resident, resident_peak
 from ..base.schema import items, number, table, whole
 from ..files.targets import check_entry, reason_of
-from ..step.state import need_schema
+from ..runs.checkpoint import say
+from ..runs.log_files import LINES, MADE, Lines
+from ..runs.state import need_schema
 from .callbacks import Callback
-from .checkpoint import say
 from .epoch import Progress
-from .log_files import LINES, MADE, Lines
 from .result import EpochResult, Evaluation, Result
 
 STATE = table(

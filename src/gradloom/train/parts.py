@@ -7,10 +7,10 @@ from typing import Any
 
 from ..base.errors import TrainError
 from ..base.schema import MOST, any_number, items, number, optional, table, text, whole
-from ..eager.draws import load_position, position
 from ..graph.stored import Stored
 from ..optim.state import OptimizerState
-from ..step.state import (
+from ..runs.module_state import MODULES, ModuleState
+from ..runs.state import (
     AVERAGE,
     OPTIMIZER_OF_MODULE,
     PARAMETERS,
@@ -29,7 +29,6 @@ from ..step.state import (
     of_window,
 )
 from .local import LocalSteps
-from .module_state import MODULES, ModuleState
 from .objective import Objective
 
 COUNTERS = ("skipped", "in_window", "held", "window_rows")  # of LocalSteps
@@ -38,14 +37,8 @@ ROWS = table({
     "freeze": items(text), "build": text, "accumulate": whole(1), "class_weights": optional(items(any_number)),
     **dict.fromkeys(COUNTERS, whole()),
 })  # fmt: skip
-DRAWS = table({"seed": whole(0, 2**63 - 1), "step": whole()}, absent=("seed", "step"))
 
 Values = Mapping[str, Any]
-
-
-def register_draws(own: TrainState) -> None:
-    """Make what eager code draws, by gl.seed and a count, a part of this state."""
-    own.register("eager draws", position, load_position, schema=DRAWS)
 
 
 class TrainerParts:

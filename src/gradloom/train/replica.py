@@ -43,8 +43,11 @@ from ..parallel.flat import take_effects
 from ..run.backend import backend, make_of
 from ..run.compile import compile as compile_program
 from ..run.diagnose import Place, first_bad, place_in, stopped
-from ..step.exchange import Exchange
-from ..step.state import (
+from ..runs.identity import Identity, environment_of
+from ..runs.module_state import MODULES, ModuleState
+from ..runs.saver import Saver
+from ..runs.schemas import REPLICA_LOOP
+from ..runs.state import (
     AVERAGE,
     OPTIMIZER,
     PARAMETERS,
@@ -57,14 +60,11 @@ from ..step.state import (
     of_optimizer,
     of_parameters,
 )
+from ..step.exchange import Exchange
 from ..step.step import random_settings
 from .display import rate
-from .identity import Identity, environment_of
-from .module_state import MODULES, ModuleState
 from .replica_job import ReplicaJob
 from .samples import Leaves, as_sample, flatten, rebuilt
-from .saver import Saver
-from .state_schemas import REPLICA_LOOP
 from .trained import UnreachedWarning, reached_parameters, refuse_untrained
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps

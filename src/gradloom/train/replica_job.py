@@ -10,8 +10,8 @@ from ..base.settings import switches
 from ..optim.optimizer import Optimizer
 from ..run.backend import device_of_rank
 from ..run.cpu_backend import isa_of
-from ..step.state import shown
-from .identity import optimizer_of
+from ..runs.identity import optimizer_of
+from ..runs.state import shown
 from .samples import Leaves, as_sample, flatten
 
 

@@ -30,8 +30,8 @@ from ..run.backend import make_of
 from ..run.compile import compile as compile_program
 from ..run.cpu_backend import isa_of
 from ..run.diagnose import stopped
+from ..runs.state import TrainState, shown
 from ..step.exchange import Exchange, check_exchange
-from ..step.state import TrainState, shown
 from ..step.step import random_settings
 from .batches import CompiledBatch, RowRange
 from .local import CALL_SECONDS, NO_COMMON_WEIGHT, LocalSteps

@@ -15,7 +15,7 @@ from ..base.habits import KeywordHints
 from ..base.interrupts import StopTraining
 from ..base.schema import Schema, anything, array, flag, mapping, number, optional, shown_name, table, whole
 from ..graph.stored import copies, replace
-from ..step.state import matching, need_schema
+from ..runs.state import matching, need_schema
 from .callbacks import Callback
 from .metrics import Metric
 from .scores import HIGHER, score_metric

@@ -23,7 +23,13 @@ from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
 from ..run.machine import isas
-from ..step.state import (
+from .checkpoint import say
+from .folder import RunFolder
+from .generators import generator_state, load_generator, state_of
+from .identity import EARLIER
+from .module_state import MODULES, ModuleState
+from .schemas import ABOUT_LOOP
+from .state import (
     ANY,
     OPTIMIZER,
     PARAMETERS,
@@ -42,15 +48,8 @@ from ..step.state import (
     of_optimizer,
     of_parameters,
     of_window,
+    register_draws,
 )
-from .checkpoint import say
-from .generator_state import generator_state, load_generator, state_of
-from .identity import EARLIER
-from .module_state import MODULES, ModuleState
-from .parts import register_draws
-from .run_folder import RunFolder
-from .state_schemas import ABOUT_LOOP
-from .trainer import Trainer
 
 Take = Callable[[], None]
 _VALUES = "given values"  # a part; names of arguments have no space
@@ -94,7 +93,7 @@ class Checkpoint:
         self._run: RunFolder | None = None
         self.values: dict[str, Any] = {}
         self._modules = [each for each in objects.values() if isinstance(each, Module)]
-        self._modules += [e.model for e in objects.values() if isinstance(e, Trainer) and isinstance(e.model, Module)]
+        self._modules += [e.model for e in objects.values() if _is_trainer(e) and isinstance(e.model, Module)]
         self._attributes: list[ModuleState] = []
         self._own: list[tuple[Any, Mapping[str, Any]]] = []  # to load: objects with load_state, their values
         self._state = TrainState()
@@ -131,7 +130,7 @@ class Checkpoint:
             parts[f"{name} trainable"] = *_trainable(lambda: _by_name(state.parameters)), TRAINABLE
             parts[f"{name} window"] = lambda: of_window(state), lambda values: _load_open_window(values, state), WINDOW
             checks |= dict.fromkeys((name, f"{name} window"), finite)
-        elif isinstance(each, Trainer):
+        elif _is_trainer(each):
             self._attributes.append(each.modules)
             parts[name] = each.train_state.entries, each.train_state.loading, ANY
             checks[name] = lambda values: each.train_state.fault({n.partition(".")[2]: v for n, v in values.items()})
@@ -294,6 +293,11 @@ def _environment() -> dict[str, str]:
 
 def _named(module: Module) -> dict[str, Parameter]:
     return module.named_parameters() | module.named_buffers()
+
+
+def _is_trainer(each: Any) -> bool:
+    """A gl.Trainer, by what is used of it."""
+    return isinstance(getattr(each, "train_state", None), TrainState) and isinstance(each.modules, ModuleState)
 
 
 def _is_parameters(each: Any) -> bool:

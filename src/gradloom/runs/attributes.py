@@ -22,7 +22,7 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from ..nn.module import Module
 from ..parallel.communicator import checksum
-from .generator_state import state_of
+from .generators import state_of
 
 LARGEST = 1 << 24  # bytes of an array that a checkpoint holds, and of a fingerprint
 

@@ -13,7 +13,6 @@ from ..base.schema import different_texts, mapping, shown, shown_name, table, te
 from ..graph.value import Value
 from ..nn.devices import SAID
 from ..nn.module import Module
-from ..step.state import named
 from .attributes import (
     Filling,
     Leaf,
@@ -27,7 +26,8 @@ from .attributes import (
     unescaped,
     walk,
 )  # fmt: skip
-from .generator_state import generator_state, load_generator, state_of
+from .generators import generator_state, load_generator, state_of
+from .state import named
 
 MODE = "training"  # stands for a module's mode among its attributes
 MODULES = table({

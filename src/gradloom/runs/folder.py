@@ -37,7 +37,7 @@ from ..files.inside import opened
 from ..files.lock import is_locked
 from ..files.targets import reason_of
 from .checkpoint import Checkpoints, say
-from .run_files import CLEAR, MOVE, NEW, OWN, PLACES, check_appended, check_files, lost, recover, remove, take_over
+from .files import CLEAR, MOVE, NEW, OWN, PLACES, check_appended, check_files, lost, recover, remove, take_over
 
 KINDS = ("fit", "finetune", "loop", "dp_train")
 STATES = ("running", "finished", "interrupted", "failed")

@@ -31,6 +31,7 @@ from ..base.schema import (
     whole,
 )
 from ..base.schema import shown as shown_value
+from ..eager.draws import load_position, position
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored, copies, replace
 from ..optim.state import OptimizerState
@@ -69,6 +70,7 @@ AVERAGE = either(
     table({}),
     table({"decay": number(0, 1), "is_shown": flag, "shown": items(whole())}, {rf"mean{_NUMBERED}": array("float32")}),
 )
+DRAWS = table({"seed": whole(0, 2**63 - 1), "step": whole()}, absent=("seed", "step"))
 
 
 class TrainState:
@@ -173,6 +175,11 @@ class TrainState:
         """A checksum of it, the same for equal states, in another process, too."""
         entries = self.entries(*parts)
         return checksum(*(f"{name} {_bits(entries[name])}" for name in sorted(entries)))
+
+
+def register_draws(own: TrainState) -> None:
+    """Register the random numbers of eager code, which follow from gl.seed and a count, as a part of this state."""
+    own.register("eager draws", position, load_position, schema=DRAWS)
 
 
 def finite(values: Values) -> str | None:
