@@ -44,7 +44,7 @@ def found_in(saved: Saved) -> Found:
 def newest(folder: Path, kind: str) -> Found | None:
     """The newest checkpoint; nothing may be damaged."""
     told: list[str] = []
-    run = RunFolder(folder, kind, resume=True, tell=told.append)
+    run = RunFolder(folder, kind, resume=True, on_line=told.append)
     run.end("failed")
     if run.resumed is None:
         assert len(told) == 1 and "no checkpoint" in told[0], told

@@ -142,7 +142,7 @@ def test_a_link_that_appears_while_a_run_lives(tmp_path):
     away = tmp_path / "away"
     trained(away, 1, "interrupted")
     before, told = content(away), []
-    run = RunFolder(tmp_path / "a", "fit", tell=told.append)
+    run = RunFolder(tmp_path / "a", "fit", on_line=told.append)
     run.appended.append("metrics.jsonl")
     run.path("run.json")
     for name in ("run.json", "metrics.jsonl"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..base.interrupts import StopTraining
+from ..base.terminal import to_stderr
 
 
 class TimeIsUp(StopTraining):
@@ -97,6 +98,13 @@ class Subscriber(Contribution):
     def on_checkpoint(self, path: Path) -> None: ...
     def finish(self) -> None: ...
     def end(self, history: Any) -> None: ...
+
+
+class Notices(Subscriber):
+    """Prints notices on stderr, in place of a display."""
+
+    def on_notice(self, text: str) -> None:
+        to_stderr(text)
 
 
 def stop_raised_by(method: Callable[..., None], *values: Any) -> StopTraining | None:

@@ -3,10 +3,10 @@
 settings     plain values, compared at once: names and shapes of the model, the graphs of steps, evaluations and
              metrics, optimiser, sizes, seeds, rows; in dicts of one level, records: of a table (names and order of
              columns, classes, separator, scaling, units: Dataset.records), of a language model (tokenizer, tensors)
-files        the digests of the files that a command has read. Where only they differ, a run continues: what was read of
-             the files is the same
-digests      of the contents of the data set and of frozen weights: taken beside the training
-environment  version, instruction set, precision, flush, backend: another one goes on, and no bits are promised
+files        the digests of the files that a command has read. Where only they differ, a run is resumed: the rows
+             that were read are the same
+digests      of the contents of the data set and of frozen weights: computed by the writer's thread
+environment  version, instruction set, precision, flush, backend: another one is accepted; bits may differ
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GRAPHS = {
 OPTION = "--"  # of a command
 FILES = "files"  # a record, of digests
 TABLE, SCALING = "table.", "scaling."  # records; scaling follows from the data
-ATTRIBUTES = "attributes."  # of modules: they tell why a graph differs, and alone are no difference
+ATTRIBUTES = "attributes."  # of modules: named where a graph differs, and ignored otherwise
 POINTS = [(step, 0) for step in (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000)]
 POINTS += [(0, epoch) for epoch in (1, 2, 5, 10, 20, 50, 100)]
 
@@ -48,7 +48,7 @@ def optimizer_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _schedule(schedule: Callable[[int, int], float]) -> str:
-    """A schedule as text: a function by its name and what it gives at some steps and epochs."""
+    """A schedule as text: a function by its name and its values at some steps and epochs."""
     if not isinstance(schedule, (types.FunctionType, types.MethodType, functools.partial)):
         return shown(schedule)
     name = shown(schedule.func if isinstance(schedule, functools.partial) else schedule)
@@ -64,15 +64,14 @@ def _rate(schedule: Callable[[int, int], float], step: int, epoch: int) -> str:
 
 
 def environment_of(options: Mapping[str, Any], runs: Sequence[Any] = (), places: Sequence[str] = ()) -> dict[str, str]:
-    """What the bits depend on besides: version, instruction set, precision, flush, backend, machine. options: of
-    compile; runs: what was compiled with them, for programs on several devices. places: of replicas, whose
-    options name none."""
+    """Version, instruction set, precision, flush, backend, machine. options: of compile; runs: compiled programs, for
+    those on several devices; places: of replicas, whose options name none."""
     from .. import __version__
 
     chosen = switches(**{name: options.get(name) for name in ("isa", "precision", "flush")})
     schedules = [run.plan for run in runs if isinstance(run.plan, Schedule)]
-    said = dict.fromkeys(device for schedule in schedules for device in schedule.parts)
-    names = [*options.get("devices", places)] or sorted(said) or [str(options.get("backend", "cpu"))]
+    devices = dict.fromkeys(device for schedule in schedules for device in schedule.parts)
+    names = [*options.get("devices", places)] or sorted(devices) or [str(options.get("backend", "cpu"))]
     isa = isa_of(names, chosen.isa)
     return {
         "gradloom": __version__,
@@ -87,7 +86,7 @@ def environment_of(options: Mapping[str, Any], runs: Sequence[Any] = (), places:
 
 
 def _device(names: Sequence[str]) -> dict[str, str]:
-    """What backends of devices run on: another adapter or driver gives other bits."""
+    """The adapters of devices: another adapter or driver gives other bits."""
     makes = [make_of(name) for name in names if is_device(name)]
     return {"device": ", ".join(makes)} if makes else {}
 
@@ -99,8 +98,8 @@ def _placement(schedules: Sequence[Schedule]) -> str:
 
 
 class Identity:
-    """The identity of a run: settings, texts and numbers in dicts of one level; environment; functions that give what
-    the digests are taken of; and in words what is not compared."""
+    """The identity of a run. settings: texts and numbers in dicts of one level; contents: functions that return arrays
+    and texts for digests; unknown: texts, inputs that cannot be compared."""
 
     def __init__(
         self,
@@ -114,17 +113,17 @@ class Identity:
         self._digests: dict[str, str] | None = None
 
     def digests(self) -> dict[str, str]:
-        """Of the data set and of what the steps only read, by content. Taken once."""
+        """Digests of the data set and of arrays that the steps only read. Computed once."""
         if self._digests is None:
             self._digests = {name: checksum(*contents()) for name, contents in self._contents.items()}
         return self._digests
 
     def about(self) -> dict[str, Any]:
-        """What a checkpoint says of it, but for the digests."""
+        """The entries of a checkpoint, without the digests."""
         return {"settings": self.settings, "environment": self.environment}
 
     def differences(self, about: Mapping[str, Any]) -> list[str]:
-        """What differs from the run of a checkpoint, each as "name is ... and was ...": the options of a command, where
+        """Differences from the run of a checkpoint, each as "name is ... and was ...": the options of a command, where
         some differ, in place of all that follows from them."""
         theirs, found = about["settings"], self._differences(about)
         options = [
@@ -155,7 +154,7 @@ class Identity:
             was, now = ("with", "without") if mine["exchange"] == "none" else ("without", "with")
             what = "running statistics (batch norm) are another thing there"
             found.append(f"the run was begun {was} parallel= and is resumed {now}: {what}")
-        if not found:  # what has no name of its own
+        if not found:
             found += ["the rows differ"] if "rows" in names else []
         if not found and same_version:  # another one may build other graphs
             metrics = [f"the {name} differs" for name in built if name not in GRAPHS]
@@ -170,7 +169,7 @@ class Identity:
         differ = [
             f"the {what} differ ({digest}, was {saved[what]})"
             for what, digest in (self.digests() if saved else {}).items()
-            if saved.get(what, digest) != digest  # a checkpoint of an older version may not tell of it
+            if saved.get(what, digest) != digest  # a checkpoint of an older version may lack it
             and not ("folds" in names and what in ("data", "validation sets"))  # which hold the folds of their rows
         ]
         if not found and not differ:  # a column of another scale may have the same features
@@ -189,7 +188,7 @@ class Identity:
         return differences({f"the file of {n}": mine[n] for n in both}, {f"the file of {n}": theirs[n] for n in both})
 
     def other_environment(self, about: Mapping[str, Any]) -> list[str]:
-        """What differs and lets the run go on, without the promise of the same bits."""
+        """Differences that a resume accepts; the bits may differ."""
         theirs = about["environment"]
         return [
             f"{name} is {value} and was {theirs.get(name)}"

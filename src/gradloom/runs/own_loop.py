@@ -1,4 +1,4 @@
-"""Checkpoint: saving and resuming a loop of the user's own, to the bit."""
+"""Checkpoint: bit-identical save and resume of the user's own training loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
 from ..run.machine import isas
-from .checkpoint import say
+from .checkpoint import print_line
 from .folder import RunFolder
 from .generators import generator_state, load_generator, state_of
 from .identity import EARLIER
@@ -57,7 +57,7 @@ TRAINABLE = mapping(flag)
 
 
 class Checkpoint:
-    """Checkpoints of a training loop of your own: what has memory is given once, by name.
+    """Checkpoints of your own training loop. Objects that have a state are given once, by name.
 
         checkpoint = gl.train.Checkpoint("runs/a", model=net, optimizer=opt, loader=loader, early=stop)
         step = checkpoint.load() or 0
@@ -69,14 +69,14 @@ class Checkpoint:
                     checkpoint.save(step)
         checkpoint.close()
 
-    A loop that was stopped anywhere, and that goes on from its last checkpoint, ends with the same bits.
+    A loop that was stopped anywhere and is resumed from its last checkpoint ends with the same bits.
 
     objects    a Module (parameters, buffers, modes, attributes that are numbers, texts or random generators); an
                optimiser with parameters (moments, counts, settings, plateaus, an open accumulation window); a Trainer
                (its model, optimiser, window and counters); a Parameter, or a list or dict of such; a Dataset (the order
-               of its rows); a DataLoader (epoch and place in it); a numpy.random.Generator; whatever has state(), which
-               gives a dict of arrays, numbers, texts, None, lists and dicts, and load_state(values)
-    folder     of the run, see RunFolder: one writer; keep: so many of the newest checkpoints stay, and the best
+               of its rows); a DataLoader (epoch and place in it); a numpy.random.Generator; an object with state(),
+               which returns a dict of arrays, numbers, texts, None, lists and dicts, and load_state(values)
+    folder     of the run, see RunFolder; keep: number of newest checkpoints that are kept, besides the best
     overwrite  without `load`, a run in the folder that has not finished is replaced instead of refused
     on_error   of the writer, such as a full disk: "warn", a line on stderr; "stop", the next save raises it
 
@@ -104,7 +104,7 @@ class Checkpoint:
         register_draws(self._state)
         self._state.register(_VALUES, lambda: self.values, self._load_values, schema=ANY)
 
-    # ---- what is saved -------------------------------------------------------------------------------------
+    # ---- parts of the state -------------------------------------------------------------------------------------
 
     def _register(self, name: str, each: Any) -> None:
         parts: dict[str, tuple[Part, Load, Schema]] = {}
@@ -174,12 +174,12 @@ class Checkpoint:
         return f"Checkpoint({os.fspath(self._path)!r})"
 
     def load(self) -> int | None:
-        """Go on from the newest checkpoint that is complete: its step, or None where there is none, which is said, too.
+        """Load the newest checkpoint that is complete. Returns its step; None, with a line on stderr, without any.
 
-        All objects are then as they were, and what was given to `save` is in `values`. TrainError that names what
-        differs where an object has another structure, and nothing is changed; FileError as for RunFolder. To be called
-        once, before the loop and before any save. Another version, instruction set, GRADLOOM_PRECISION or
-        GRADLOOM_FLUSH is said: bits may differ.
+        All objects are restored, and the values of `save` are in `values`. TrainError naming the difference where an
+        object has another structure, and nothing is changed; FileError as for RunFolder. To be called once, before the
+        loop and before any save. Another version, instruction set, GRADLOOM_PRECISION or GRADLOOM_FLUSH is reported on
+        stderr: bits may differ.
         """
         if self._run is not None:
             raise TrainError("Checkpoint.load: the run has begun; need load once, before any save")
@@ -200,9 +200,9 @@ class Checkpoint:
             ]
             if other:
                 run.note_other(other)
-                say(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
+                print_line(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
             for warning in filter(None, (each.warning() for each in self._attributes)):
-                say(f"{self._path}: {warning}")
+                print_line(f"{self._path}: {warning}")
         self._run = run
         return None if saved is None else saved.step
 
@@ -227,12 +227,12 @@ class Checkpoint:
             take()
 
     def save(self, step: int | None = None, /, *, best: bool = False, **values: Any) -> None:
-        """A checkpoint after this step, between two optimiser steps; written beside the loop, see Checkpoints.
+        """Save a checkpoint after this step, between two optimiser steps, in a background thread; see Checkpoints.
 
-        values: arrays and plain values of your own, which `values` has after a load. best: none was as good so far; the
-        newest best one is kept. Weights, buffers, moments or sums that are not finite are not saved: an error as that
+        values: arrays and plain values of your own, in `values` after a load. best: no earlier one was as good; the
+        newest best one is kept. Weights, buffers, moments or sums that are not finite are not saved: an error like that
         of a full disk (see on_error). Raises DataError for what cannot be saved, by name; FileError for a folder that
-        holds an unfinished run which was not loaded; SettingError for a value called step beside the step itself.
+        holds an unfinished run which was not loaded; SettingError for a value named step in addition to the step.
         """
         if step is not None and "step" in values:
             value = one_line(values["step"])
@@ -256,12 +256,12 @@ class Checkpoint:
         self._run.checkpoints.save(step, entries, about, best, checked)
 
     def wait(self) -> None:
-        """Until what was saved is on disk."""
+        """Wait until the last checkpoint is on disk."""
         if self._run is not None:
             self._run.checkpoints.wait()
 
     def close(self) -> None:
-        """The loop is finished: wait for the writer, and let go of the folder."""
+        """The loop is finished: wait for the writer, and release the folder."""
         self._end("finished")
 
     def _end(self, state: str) -> None:
@@ -296,7 +296,7 @@ def _named(module: Module) -> dict[str, Parameter]:
 
 
 def _is_trainer(each: Any) -> bool:
-    """A gl.Trainer, by what is used of it."""
+    """A gl.Trainer, by the attributes that are used here."""
     return isinstance(getattr(each, "train_state", None), TrainState) and isinstance(each.modules, ModuleState)
 
 
@@ -312,7 +312,7 @@ def _by_name(each: Any) -> dict[str, Parameter]:
 
 
 def _trainable(get: Callable[[], Mapping[str, Parameter]]) -> tuple[Part, Load]:
-    """The part that tells which of these parameters are trainable: a loop may freeze some on its way."""
+    """The part with the `trainable` of each parameter: a loop may freeze some."""
 
     def load(values: Mapping[str, Any]) -> Take:
         parameters = get()

@@ -28,11 +28,11 @@ class BatchResult:
     step      the optimiser step of this training, from 1
     epoch     the pass, as EpochResult counts it
     rows      i64 [n]: which rows of the data set, in the order in which they were trained on
-    loss      of these rows before the step: the weighted mean (for the loss "sum" the total); weight: what it weighs
+    loss      of these rows before the step: the weighted mean (for the loss "sum" the total); weight: of the batch
     labels    of these rows, as the data set holds them: [n, ...], or None
-    skipped   the step was left out (on_nonfinite="skip"): loss is nan, weight 0
-    outputs   what the model gave for these rows, in its structure: arrays [n, ...]; None unless some callback says
-              `needs_outputs = True`, and for a step that was left out
+    skipped   the step was skipped (on_nonfinite="skip"): loss is nan, weight 0
+    outputs   outputs of the model for these rows, in its structure: arrays [n, ...]; None unless some callback has
+              `needs_outputs = True`, and for a skipped step
     """
 
     step: int
@@ -58,7 +58,7 @@ class Callback:
                                     with the Evaluation
         on_epoch(result)            after each pass and its validation, with the EpochResult
         on_part(result)             after a pass that StopTraining has ended inside, in place of on_epoch, with the
-                                    EpochResult of what was done of it; not with stop_after=, where a resume goes on
+                                    EpochResult of its trained part; not with stop_after=, where a resume continues it
         on_sample(sample)           after each text that a fine-tuning samples, with its gl.llm.SampledText
         on_checkpoint(path)         after a checkpoint of a run with a folder was written, with the path of its
                                     manifest; a later one may have removed it by then (keep=). Not called for the
@@ -299,7 +299,7 @@ class Callbacks(Subscriber):
     # ---- their state -----------------------------------------------------------------------------------------
 
     def check_resumable(self) -> None:
-        """SettingError naming a callback that may remember what it cannot save."""
+        """SettingError naming a callback that may have a state and cannot save it."""
         for each in self._each:
             kept = overrides(each, "state") and overrides(each, "load_state")
             if not kept and not each.stateless and any(overrides(each, event) for event in _EVENTS):

@@ -20,7 +20,7 @@ from .trainer import Trainer
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a pass has come: `rows` of `rows_total` done after `seconds`; `result` so far."""
+    """Progress of a pass: `rows` of `rows_total` done after `seconds`; `result` so far."""
 
     training: bool
     rows: int
@@ -127,7 +127,7 @@ def run_part(
     seconds: float = 0.0,
 ) -> None:
     """Train or evaluate on rows start..stop of the source's order, a segment of the part first..last (all of it by
-    default), which the listeners are told of as a whole; `seconds` of it have passed.
+    default). Progress counts the rows of the part, of which `seconds` have passed.
 
     on_batch is called after every micro-batch, on_progress at least every 0.2 s, with `each` after every one, too.
     """
@@ -135,7 +135,7 @@ def run_part(
     began = time.perf_counter() - seconds
     listeners = [each for each in (on_batch, on_progress) if each is not None]
 
-    def heard(done: int) -> None:
+    def report(done: int) -> None:
         at = Progress(training, start - first + done, last - first, time.perf_counter() - began, result)
         for listener in listeners:
             listener(at)
@@ -143,7 +143,7 @@ def run_part(
     trainer.run_rows(
         source, start, stop, result,
         batch_size=batch_size if training else micro_batch_size, micro_batch_size=micro_batch_size, backward=training,
-        each=each or on_batch is not None, heard=heard if listeners else None,
+        each=each or on_batch is not None, heard=report if listeners else None,
     )  # fmt: skip
 
 

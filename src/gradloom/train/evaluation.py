@@ -1,4 +1,4 @@
-"""Evaluations: what the validation sets of a training measure, at the end of epochs and inside of them."""
+"""Evaluations: measuring the validation sets of a training, at the end of epochs and inside of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SUBSET = 3  # the stream of random numbers that draws the rows of a subset
 
 @dataclass(frozen=True)
 class _Set:
-    """Rows of a data set that are measured, as they stand in the order of its source."""
+    """Rows of a data set that are measured, by their positions in the order of its source."""
 
     data: Dataset
     first: int
@@ -41,7 +41,7 @@ class Evaluator:
     sets      further ones by name
     every     "200steps": after every 200th optimiser step, and at the end of each epoch; "2epochs": at the end of every
               second epoch, and of the last one
-    rows      measure at most so many of each set, the same each time
+    rows      maximum number of rows of each set, the same rows each time
 
     SettingError for every, rows and metrics that would have no effect: nothing is measured, in training neither.
     """
@@ -74,7 +74,7 @@ class Evaluator:
                 order[:most].sort()
             self._sets[name] = _Set(one, 0, min(one.n, most or one.n), order)
         if not self._sets:
-            _refuse_unheeded(every, interval, rows, measures)
+            _refuse_without_effect(every, interval, rows, measures)
 
     def __bool__(self) -> bool:
         """There is something to measure."""
@@ -91,7 +91,7 @@ class Evaluator:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides which numbers are measured, and when."""
+        """Settings that affect the measured numbers, for the run identity."""
         rows = {name: one.last - one.first for name, one in self._sets.items()}
         return {"every": self.every, "rows": rows, "metrics": [name for name, _ in self.measures.metrics]}
 
@@ -102,11 +102,11 @@ class Evaluator:
         return [array for source in sources for array in source.arrays]
 
     def due(self, steps: int) -> bool:
-        """An evaluation inside of an epoch belongs after so many steps."""
+        """An evaluation inside of an epoch is due after `steps` steps."""
         return bool(self._sets) and self.steps is not None and steps > 0 and steps % self.steps == 0
 
     def due_at_end(self, epoch: int, is_last: bool) -> bool:
-        """An evaluation belongs at the end of this epoch, counted from 1."""
+        """An evaluation is due at the end of this epoch, counted from 1."""
         return bool(self._sets) and (is_last or epoch % self._epochs == 0)
 
     def check_repeated(self, made: Sequence[Evaluation], steps: int, callback: Callback | None) -> None:
@@ -153,8 +153,8 @@ class Evaluator:
             results[name].settle()
 
 
-def _refuse_unheeded(every: str | Interval, interval: Interval, rows: int | None, measures: Measures) -> None:
-    """SettingError for what was asked of evaluations, where there is nothing to evaluate."""
+def _refuse_without_effect(every: str | Interval, interval: Interval, rows: int | None, measures: Measures) -> None:
+    """SettingError for options of evaluations, where there is nothing to evaluate."""
     unmeasured = ", ".join(name for name, metric in measures.metrics if not metric.train)
     if interval != Interval(1, "epochs"):
         asked, more = f"eval_every={one_line(every)}", "or val="

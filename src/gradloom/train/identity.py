@@ -82,8 +82,8 @@ def identity_of(loop: LoopState) -> Identity:
     unknown = [] if graphs else ["the model's graph (dynamic=True: it is another one from call to call)"]
     unknown += [f"the metric {name} (whole=True)" for name, metric in loop.evaluator.measures.metrics if metric.whole]
     own = [each for each in loop.callbacks if each.steers and not type(each).__module__.startswith("gradloom.")]
-    told_by_name = (object.__repr__, Callback.__repr__)  # whose text is not of what it does
-    unknown += [f"the callback {type(each).__name__}" for each in own if type(each).__repr__ in told_by_name]
+    own_text = (object.__repr__, Callback.__repr__)  # texts that do not depend on settings
+    unknown += [f"the callback {type(each).__name__}" for each in own if type(each).__repr__ in own_text]
     environment = environment_of(trainer.options, [step.run for step in steps])
     return Identity(settings, environment, contents, unknown)
 

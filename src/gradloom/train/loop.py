@@ -12,9 +12,8 @@ import numpy as np
 from ..base.errors import NonFiniteError, SettingError
 from ..base.interrupts import StopTraining
 from ..base.interval import Interval
-from ..base.terminal import to_stderr
 from ..data.dataset import Dataset
-from ..runs.events import Subscriber, TimeIsUp, stop_raised_by
+from ..runs.events import Notices, Subscriber, TimeIsUp, stop_raised_by
 from ..runs.identity import Identity
 from ..runs.module_state import attributes_kept
 from .callbacks import Callback, Callbacks, Listeners
@@ -103,12 +102,12 @@ class Loop(LoopState):
     # ---- events ----------------------------------------------------------------------------------------------
 
     def emit(self, event: str, *values: Any) -> None:
-        """Call this method of each subscriber, in order. Subscribers emit on_sample and on_checkpoint by it."""
+        """Call this method of each subscriber, in order. Subscribers use it, too: for on_sample and on_checkpoint."""
         for each in self._receivers:
             getattr(each, event)(*values)
 
     def _emit_to_all(self, event: str, *values: Any) -> StopTraining | None:
-        """The same for an event between two steps: returns StopTraining, if one raises it, after all were called."""
+        """Likewise; StopTraining is returned, if one raises it, after all were called."""
         stops = [stop_raised_by(getattr(each, event), *values) for each in self._receivers]
         return next(filter(None, stops), None)
 
@@ -122,12 +121,12 @@ class Loop(LoopState):
         """All passes that are left. After a state was loaded, it continues where that was taken; after an interruption,
         called again, with a new pass."""
         trainer, source = self.trainer, self.trainer.source(self.data)
-        self._receivers = [display or _Notices(), *self.subscribers]
+        self._receivers = [display or Notices(), *self.subscribers]
         every = [] if self.evaluator.steps is None or not self.evaluator else [self.evaluator.steps]
         self._ends = [*every, *(steps for each in self.subscribers for steps in each.ends)]
-        self.stopped, self.restored = False, None
         if not self.passes:
             self._first_pass = trainer.epoch
+        self.restored = None
         self.stopped = self._emit_to_all("begin", self) is not None
         with contextlib.ExitStack() as stack:
             for context in (*(each.running() for each in self._receivers), trainer.together(), trainer.claim):
@@ -165,8 +164,7 @@ class Loop(LoopState):
         self.stopped = True
 
     def _run_pass(self, source: RowSource) -> None:
-        """What is left of a pass over the training rows (the last may be cut by `steps`), then validation, then the
-        events of its end."""
+        """The rest of a pass over the training rows (the last may be cut by `steps`), validation, events of its end."""
         if self.before_pass is not None:
             self.before_pass()
         now = self._pass = self._pass or self._begin_pass()
@@ -221,7 +219,7 @@ class Loop(LoopState):
     # ---- training rows ---------------------------------------------------------------------------------------
 
     def _train(self, source: RowSource, now: Pass, began: float) -> None:
-        """The training rows that are left of a pass, segment by segment."""
+        """The remaining training rows of a pass, segment by segment."""
         trainer, batches = self.trainer, -(-now.rows // self.batch_size)
         self.emit("begin_pass", source, now)
         if self._ends and now.done < batches:  # errors of compilation are raised before anything is trained
@@ -300,10 +298,3 @@ class Loop(LoopState):
         """Measure the validation sets with the present weights."""
         each = any(each.every_batch(False) for each in self._receivers)
         self.evaluator.measure(results, self.micro_batch_size, lambda at: self.emit("on_progress", at), each)
-
-
-class _Notices(Subscriber):
-    """Prints notices on stderr, in place of a display."""
-
-    def on_notice(self, text: str) -> None:
-        to_stderr(text)

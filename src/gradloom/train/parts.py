@@ -1,4 +1,4 @@
-"""TrainerParts: what a trainer keeps from step to step, as parts of the state of a run."""
+"""TrainerParts: the parts of a trainer in the state of a run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ Values = Mapping[str, Any]
 
 
 class TrainerParts:
-    """The model, what its modules hold beside arrays, the optimiser, the open window, the average of the weights, and
-    the rows of a window.
+    """Model, attributes of its modules, optimiser, open window, average of the weights, and row counters of a window.
 
     written: the arrays of the model that steps have written so far
     """
@@ -55,7 +54,7 @@ class TrainerParts:
         self.modules = ModuleState(objective.model, objective.loss)
 
     def register(self, own: TrainState) -> None:
-        """Make them parts of this state."""
+        """Register them as parts of this state."""
         state = self.state
         own.register("model", self._model, self._load_model, finite, schema=PARAMETERS)
         own.register("modules", self.modules.part, self.modules.load, schema=MODULES)
@@ -87,7 +86,7 @@ class TrainerParts:
         return {"joined": joined, "trainable": [name for stored, name in names.items() if stored.role == "trained"]}
 
     def _load_optimizer(self, values: Values) -> Callable[[], None]:
-        """Parameters that were frozen or thawed since the run began are so again; so numbers name the same ones."""
+        """Restore `trainable` of the parameters first, so that numbers name the same ones."""
         named, own = self.objective.named(), ("joined", "trainable")
         check_names("model", named, {*values["joined"], *values["trainable"]} | named.keys())
         before = {p: p.trainable for p in named.values()}
@@ -103,7 +102,7 @@ class TrainerParts:
             raise
 
     def _rows(self) -> dict[str, Any]:
-        """What a window has seen, how many batches were skipped, and the numbers that decide how steps go on."""
+        """Counters of the window and of skipped batches, and the settings of steps."""
         local, objective = self.local, self.objective
         settings = {
             "seed": local.seed, "max_norm": local.max_norm, "max_value": local.max_value,
