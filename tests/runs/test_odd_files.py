@@ -18,7 +18,7 @@ from gradloom import nn
 from gradloom.runs.folder import RunFolder, read_run, runs_in
 from gradloom.runs.log_files import CsvFile, Lines, read_metrics
 from tests import processes
-from tests.train.test_run_folder import content, trained, value_in
+from tests.runs.test_run_folder import content, trained, value_in
 
 FILES = ("run.json", "settings.toml", "metrics.jsonl", "metrics.csv", "samples.jsonl")
 INSIDE = ("checkpoints/step-000003.json", "checkpoints/step-000003.safetensors", "checkpoints/step-000009.json")
