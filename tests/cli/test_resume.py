@@ -187,7 +187,7 @@ KILLED = """
 import os, signal, sys
 from gradloom.cli.main import main
 from gradloom.files import checkpoint_files
-from gradloom.train import checkpoint
+from gradloom.runs import checkpoint
 moment, module, name = sys.argv[1], checkpoint, "write_checkpoint"
 if moment == "between":
     module, name = checkpoint_files, "atomic_inside"

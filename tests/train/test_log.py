@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.train import Log, log_files, read_metrics
+from gradloom.runs import log_files
+from gradloom.train import Log, read_metrics
 from tests.processes import environment
 from tests.train.split_training import on_ranks
 
