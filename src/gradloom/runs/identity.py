@@ -19,6 +19,7 @@ from typing import Any
 
 from ..base.record import difference, differences, flat
 from ..base.settings import switches
+from ..base.terminal import in_one_line
 from ..optim.optimizer import Optimizer
 from ..parallel.communicator import checksum
 from ..plan.schedule import Schedule
@@ -189,12 +190,14 @@ class Identity:
 
     def other_environment(self, about: Mapping[str, Any]) -> list[str]:
         """Differences that a resume accepts; the bits may differ."""
-        theirs = about["environment"]
-        return [
-            f"{name} is {value} and was {theirs.get(name)}"
-            for name, value in self.environment.items()
-            if theirs.get(name, EARLIER.get(name, value)) != value
-        ]
+        return environment_differences(self.environment, about["environment"])
+
+
+def environment_differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Differences from the environment of a checkpoint, each in one line; entries that it lacks are not compared."""
+    theirs = EARLIER | {**theirs}
+    differ = {name: value for name, value in mine.items() if theirs.get(name, value) != value}
+    return [in_one_line(f"{name} is {value} and was {theirs[name]}", 500) for name, value in differ.items()]
 
 
 def _difference(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -14,19 +13,16 @@ from ..base import locks
 from ..base.arguments import as_whole, one_line, what_is
 from ..base.errors import DataError, SettingError, TrainError
 from ..base.schema import Schema, flag, mapping, table
-from ..base.settings import switches
-from ..base.terminal import in_one_line
 from ..eager.gradients import Gradients
 from ..graph.leaves import Parameter
 from ..graph.stored import replace
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
-from ..run.machine import isas
 from .checkpoint import print_line
 from .folder import RunFolder
 from .generators import generator_state, load_generator, state_of
-from .identity import EARLIER
+from .identity import environment_differences, environment_of
 from .module_state import MODULES, ModuleState
 from .schemas import ABOUT_LOOP
 from .state import (
@@ -192,12 +188,7 @@ class Checkpoint:
             except BaseException:
                 run.end("failed")
                 raise
-            theirs = EARLIER | saved.about.get("environment", {})
-            other = [
-                f"{k} is {v} and was {in_one_line(str(theirs.get(k)), 500)}"
-                for k, v in _environment().items()
-                if theirs.get(k) != v
-            ]
+            other = environment_differences(_environment(), saved.about.get("environment", {}))
             if other:
                 run.note_other(other)
                 print_line(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
@@ -282,13 +273,7 @@ class Checkpoint:
 
 
 def _environment() -> dict[str, str]:
-    from .. import __version__
-
-    chosen = switches()
-    return {
-        "gradloom": __version__, "isa": chosen.isa or isas()[0], "precision": chosen.precision,
-        "flush": str(chosen.flush), "machine": platform.machine(),
-    }  # fmt: skip
+    return {name: value for name, value in environment_of({}).items() if name != "backend"}
 
 
 def _named(module: Module) -> dict[str, Parameter]:

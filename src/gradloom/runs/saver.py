@@ -190,7 +190,7 @@ class Saver(Subscriber):
         if identity.unknown:
             text = f"whether these do the same as before is not known: {', '.join(identity.unknown)}"
             to_stderr(f"{self.path}: {text}")
-        other = [in_one_line(text, 500) for text in identity.other_environment(self.saved_about)]
+        other = identity.other_environment(self.saved_about)
         if other:
             to_stderr(f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
             if self.folder is not None:
