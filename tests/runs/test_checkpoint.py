@@ -289,7 +289,7 @@ def limited(folder: str) -> None:
 
 
 def python(code: str, **options: Any) -> Any:
-    code = f"from tests.train import test_checkpoint as t\n{code}"
+    code = f"from tests.runs import test_checkpoint as t\n{code}"
     return processes.start([sys.executable, "-c", code], env=processes.environment(), **options)
 
 

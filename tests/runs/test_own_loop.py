@@ -108,7 +108,7 @@ def by_trainer(folder: str, kill: int = 0, resume: bool = True) -> None:
 
 
 def ended(how: str, *arguments: Any) -> tuple[str, str, int]:
-    code = f"from tests.train import test_own_loop as t\nt.{how}(*{arguments!r})"
+    code = f"from tests.runs import test_own_loop as t\nt.{how}(*{arguments!r})"
     process = processes.start([sys.executable, "-c", code], env=processes.environment())
     out, err = process.communicate(timeout=120)
     return out, err, process.returncode

@@ -196,7 +196,7 @@ class Loop(LoopState):
         if self.history:
             self.history[-1].drop_predictions()
         self.passes += 1
-        return Pass(self.epoch, self._rows_of_pass(self.steps), self.steps, train=Result(self.measures))
+        return Pass(self.epoch, self.rows_of_pass(self.steps), self.steps, train=Result(self.measures))
 
     def _close(self, now: Pass, ended: Evaluation | None, seconds: float) -> EpochResult:
         """Close a pass: its result joins the history. ended: the evaluation at its end."""

@@ -107,7 +107,7 @@ class LoopState:
             is_best = self.is_between_passes and bool(losses) and losses[-1] == min(losses)
         return (open_pass or self.history)[-1].numbers() if is_best else None
 
-    def _rows_of_pass(self, before: int) -> int:
+    def rows_of_pass(self, before: int) -> int:
         """The rows that a pass trains on which begins after `before` steps."""
         return min(len(self.train_rows), (self.steps_total - before) * self.batch_size)
 
@@ -146,7 +146,7 @@ class LoopState:
         if values["pass"] is not None:
             train = Result.of_state(under(values, "train."), self.measures)
             now = Pass(**values["pass"], train=train, evaluations=list(evaluations))
-            now.rows = self._rows_of_pass(now.before)  # there may be more steps in all than there were
+            now.rows = self.rows_of_pass(now.before)  # there may be more steps in all than there were
 
         def load() -> None:
             self.history[:], self.before, self._pass = history, before, now
