@@ -16,7 +16,7 @@ import pytest
 from gradloom.cli import saved_settings
 from gradloom.cli.saved_settings import digest
 from gradloom.cli.settings_file import parse_toml
-from gradloom.train.run_folder import read_run
+from gradloom.runs.folder import read_run
 from tests import processes
 from tests.cli.command import run
 from tests.cli.test_fit import ENV, flowers, houses, one_thread  # noqa: F401

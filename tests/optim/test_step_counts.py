@@ -5,7 +5,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.base.errors import GraphError, SettingError
-from gradloom.step.state import TrainState, load_optimizer, of_optimizer
+from gradloom.runs.state import TrainState, load_optimizer, of_optimizer
 from tests.train.split_training import on_ranks
 
 torch = pytest.importorskip("torch")

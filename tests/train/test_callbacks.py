@@ -142,14 +142,14 @@ def test_what_they_remember_is_part_of_the_state_of_the_run():
     stop, remembers = EarlyStopping(patience=9, restore_best=True), Remembers()
     run = loop(remembers, on_epoch=stop)
     states = []
-    tell = run.callbacks.tell
+    tell = run.callbacks.notify
 
     def told(event, what):
         tell(event, what)
         if event == "on_epoch":
             states.append(run.trainer.train_state.collect("callbacks"))
 
-    run.callbacks.tell = told
+    run.callbacks.notify = told
     run.run()
     state = states[-1]
     assert state["callbacks.0.best"] == min(h.val.loss for h in run.history)
@@ -158,7 +158,7 @@ def test_what_they_remember_is_part_of_the_state_of_the_run():
     assert state["callbacks.1.seen"] == 11
     again = loop(Remembers(), on_epoch=EarlyStopping(patience=9, restore_best=True))
     again.callbacks.load_state({name.removeprefix("callbacks."): value for name, value in state.items()})
-    again.callbacks.tell("begin", again)  # which would forget
+    again.callbacks.notify("begin", again)  # which would forget
     assert again.trainer.train_state.collect("callbacks").keys() == state.keys()
     mine, other = list(again.callbacks)
     assert (mine.best, mine.best_epoch) == (state["callbacks.0.best"], state["callbacks.0.best_epoch"])

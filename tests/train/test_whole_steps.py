@@ -8,7 +8,7 @@ import pytest
 import gradloom as gl
 from gradloom import nn
 from gradloom.parallel.replicas import threads as thread_ranks
-from gradloom.step.state import difference
+from gradloom.runs.state import difference
 from gradloom.train import Result, StopTraining
 
 RNG = np.random.default_rng(0)

@@ -7,7 +7,6 @@ import math
 import os
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from .common import (
 from .config import Asked, command
 from .finetune_settings import FinetuneSettings, inputs_of, reading, resumed, run_beside, settle, trained, training
 from .run_settings import shown_layers
-from .saved_settings import SETTINGS, Inputs, digest, saved, share_digests
+from .saved_settings import Inputs, digest, saved
 
 if TYPE_CHECKING:
     from ..llm.finetune import Run
@@ -69,6 +68,7 @@ def _prepare(
     from ..llm.lora import files_of_adapter
     from ..llm.model import load
     from ..parallel.agree import agreed, is_root
+    from .fit_watch import RunInputs
 
     options = reading(use)
     with agreed(ranks):
@@ -79,10 +79,13 @@ def _prepare(
             claimed.enter_context(claim(use.out, is_folder, names))
         loaded = load(use.model)
         given = trained(use, loaded, alpha=use.alpha, rslora=use.rslora)
-    run = Run(loaded, use.data, given, data_options=options, **training(use, ranks))
+        test = data_files(use.data).test  # measured at the end
+    compared = {} if test is None else {"test rows": lambda: [digest(test)]}
+    run: Run
+    recorded = RunInputs(inputs, lambda: _settings(run, use, inputs), compared)
+    run = Run(loaded, use.data, given, data_options=options, callbacks=[recorded], **training(use, ranks))
     if run.saver is not None and run.saver.folder is not None:
         claimed.push(run.saver)  # where it does not come to the training
-        run.saver.folder.files[SETTINGS] = partial(_settings, run, use, inputs)
     say(f"{use.model}: {loaded.config}")
     for report in run.data.reports:
         say(str(report))
@@ -96,9 +99,7 @@ def _prepare(
     columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)
     with agreed(ranks):
         planned.check()
-        share_digests(run.loop, inputs)
-        if (test := data_files(use.data).test) is not None:  # measured at the end
-            run.loop.contents["test rows"] = lambda: [digest(test)]
+        inputs.digests()
     return run, planned
 
 
@@ -107,7 +108,7 @@ def _check_place(use: FinetuneSettings, *inputs: str) -> None:
     from ..base.errors import SettingError
     from ..files import check_target, refuse_input
     from ..llm.lora import files_of_adapter
-    from ..train.run_files import OWN
+    from ..runs.files import OWN
 
     path = Path(use.out)
     if path.suffix != ".gguf" and (path.suffix or use.method == "full"):

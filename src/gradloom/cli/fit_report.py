@@ -45,7 +45,8 @@ class Job:
         """Knows of the training while it runs."""
         from .fit_watch import Watch
 
-        return Watch(self.settings, lambda: announce(self), self.inputs, {"test rows": self.test_arrays}, self.options)
+        contents = {"test rows": self.test_arrays}
+        return Watch(lambda: announce(self), self.inputs, self.settings, contents, self.options)
 
     def options(self) -> dict[str, str]:
         """What was decided, as text by flag, of all that a run keeps when it goes on."""

@@ -98,7 +98,7 @@ def _need_finished(out: str, kind: Any) -> None:
     from ..base.errors import FileError
     from ..files.checkpoint_files import manifests
     from ..files.lock import is_locked
-    from ..train.run_folder import read_run
+    from ..runs.folder import read_run
 
     command, folder = ("fit", out) if kind is FitSettings else ("finetune", run_beside(out))
     there = read_run(folder)
@@ -134,7 +134,7 @@ def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any])
 
 def _say_what_differs(about: dict[str, Any], values: dict[str, Any], folder: Path) -> None:
     """Where the same bits are not promised. folder: of the run, with its run.json."""
-    from ..train.run_folder import read_run
+    from ..runs.folder import read_run
 
     now = bits_of(values)
     other = [f"{name} {about.get(name)} then, {value} now" for name, value in now.items() if about.get(name) != value]
@@ -147,7 +147,7 @@ def _say_what_differs(about: dict[str, Any], values: dict[str, Any], folder: Pat
 
 def _beside(file: Path, kind: Any, about: dict[str, Any]) -> str:
     """Where to write when nothing is said: beside what the run has written, as it is named now."""
-    from ..train.run_folder import read_run
+    from ..runs.folder import read_run
 
     out = Path(str(about.get("out") or file.parent))
     folder = Path(os.path.abspath(file.parent))

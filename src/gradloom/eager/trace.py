@@ -60,7 +60,7 @@ class Trace:
         self.options = options  # of its programs
         self.asked = (seed, step)  # of random ops; None: gl.seed's, and the next count
         self.drawn: dict[str, float] = {}  # the settings of random ops, once some are run
-        self.over = False  # ended; later operations belong to the successor
+        self.over = False  # ended: the successor records
         self.successor: Trace | None = None
         self.changed = ""  # the parameter whose change ended it
         self.count = 0  # nodes
@@ -201,8 +201,7 @@ class Trace:
         return leaf
 
     def _take(self, x: Any, inputs: Sequence[Any]) -> Value | None:
-        """The value that represents a number, an array or a value of a graph; None where all inputs belong to a
-        graph."""
+        """The value that represents a number, an array or a graph value; None where all inputs belong to a graph."""
         if not isinstance(x, Value):
             given = numbers(in_expression(x))
             assert given.data is not None

@@ -8,7 +8,6 @@ spread over its micro-batches.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -20,16 +19,16 @@ import numpy as np
 
 from ..base import memory
 from ..base.arguments import as_bool, as_whole
-from ..base.errors import FileError, SettingError, TrainError
+from ..base.errors import SettingError, TrainError
 from ..base.habits import hinted
 from ..base.interval import Interval
 from ..base.memory import resident_peak
-from ..base.schema import items, table, text, whole
+from ..base.schema import table, whole
 from ..base.terminal import to_stderr
 from ..data.dataset import Dataset
 from ..files import refuse_input
-from ..files.atomic import write_inside
 from ..parallel.agree import agreed, is_root, same_settings
+from ..runs.saver import saver_of
 from ..train.callbacks import Callback, Listeners
 from ..train.display import StepDisplay
 from ..train.epoch import Listener, Progress
@@ -37,7 +36,6 @@ from ..train.history import History
 from ..train.log import log_of
 from ..train.loop import Loop
 from ..train.result import Result
-from ..train.saver import saver_of
 from ..train.stopping import EarlyStopping
 from .arguments import adapter_of
 from .data_files import data_files
@@ -48,18 +46,15 @@ from .model import Adapter, Model, model_of
 from .plan import MemoryPlan, base_bytes, check_trained, memory_of, placed, sizes_of
 from .records import records_of
 from .rows import Rows, read_rows
-from .sample_texts import SampledText
+from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
 from .table import training_table
 from .tuning import Job, Tuning, split_arguments
 
 if TYPE_CHECKING:
-    from ..train.run_folder import RunFolder
     from .json_rows import Source
     from .packing import TokenData
 
-SAMPLES = "samples.jsonl"  # in the folder of a run
-_SAMPLE = table({"step": whole(), "prompt": text, "text": text, "ended": text})
-STATE = table({"first_step": whole(), "sampled_at": whole(), "samples": items(_SAMPLE)})  # of a checkpoint
+STATE = table({"first_step": whole(), "sampled_at": whole(), "samples": SAMPLES_OF_STATE})  # of a checkpoint
 
 
 @hinted
@@ -195,29 +190,25 @@ class Run(Tuning):
                 logs = log_of(self.saver, log, log_every, self.context)
                 for each in logs:
                     stack.callback(each.close)
+                folder = None if self.saver is None else self.saver.folder
+                self._samples = Samples(self.sampler, self.sample_every, folder)
                 self.loop = Loop(
                     self.trainer, self.dataset, self.train_rows, self.val_rows,
                     batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
                     seed=asked.seed, validates_first=True, before_pass=self._check_model,
                     callbacks=[*logs, *_early_stopping(patience, keep_best, len(self.val_rows)), *_as_list(callbacks)],
-                    on_epoch=on_epoch, saver=self.saver, eval_every=eval_every, eval_rows=eval_rows,
-                    on_progress=None if on_progress is None else lambda at: _tell_training(at, on_progress),
+                    on_epoch=on_epoch, subscribers=[self._samples], saver=self.saver,
+                    eval_every=eval_every, eval_rows=eval_rows, about=self._about(data_options or {}),
+                    on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
                 )  # fmt: skip
             self._open = stack.pop_all()  # the run's folder, until the training has ended
-        self.loop.about |= self._about(data_options or {})
-        self.samples: list[SampledText] = []  # what was sampled, of sample_prompt
-        self._sampled_at = 0  # the step after which texts were sampled last
         self.trainer.train_state.register("finetune", self._state, self._load, schema=STATE)
-        if self.sampler is not None:
-            self.loop.ends.append(self.sample_every)
-            self.loop.between_steps.append(self._sample)
-        self._display: StepDisplay | None = None
         self._has_trained = self.interrupted = False
         self.interruption: KeyboardInterrupt | None = None  # what interrupted it
         self.seconds = 0.0  # of training and validation
 
     def _about(self, data_options: Mapping[str, Any]) -> dict[str, Any]:
-        """What a run that is resumed must have in common with this one, beside what its loop compares."""
+        """Settings that must be equal when the run is resumed, in addition to those of its loop."""
         options = {name: str(value) for name, value in sorted(data_options.items())}
         return {
             "method": self.method, "context": self.context, "steps": self.steps_total,
@@ -268,14 +259,14 @@ class Run(Tuning):
         same_settings(self.ranks, steps=self.steps_total, rows=len(self.train_rows))
         if not self.loop.passes:
             self.first_step = self.trainer.steps
-        self._display = None
+        display = None
         if progress and is_root(self.ranks):
             if self.earlier is not None and not self.steps:
                 to_stderr(self.earlier)
-            self._display = StepDisplay(self.steps_total, self.trainer.epoch + self.epochs_total, self.context)
+            display = StepDisplay(self.steps_total, self.trainer.epoch + self.epochs_total, self.context)
         began = time.perf_counter()
         try:
-            self.loop.run(self._display)
+            self.loop.run(display)
         except KeyboardInterrupt:
             self.interrupted = True
             if is_root(self.ranks):
@@ -284,46 +275,15 @@ class Run(Tuning):
         finally:
             self.seconds += time.perf_counter() - began
 
-    def _sample(self) -> None:
-        """Between two steps: sample texts, where that is due."""
-        if self.steps > self._sampled_at and (self.steps % self.sample_every == 0 or self.steps == self.steps_total):
-            self._sampled_at = self.steps
-            self.trainer.tell(self._tell_samples)
-
-    def _tell_samples(self) -> None:
-        assert self.sampler is not None
-        texts = self.sampler.texts(self.steps)
-        self.samples += texts
-        self._keep_samples()
-        for one in texts:
-            if self._display is not None:
-                self._display.say(f"step {one.step}", f"{one.prompt!r} -> {one.text!r}")
-            self.loop.callbacks.tell("on_sample", one)
-
-    def _keep_samples(self) -> None:
-        """Write samples.jsonl, whole: one that a killed process left may tell of later steps. What cannot be written is
-        said, and training goes on."""
-        folder = None if self.saver is None else self.saver.folder
-        if folder is None or not self.samples:
-            return
-        lines = "".join(json.dumps(text.as_dict(), ensure_ascii=False) + "\n" for text in self.samples)
-        error = _written(folder, lines)
-        if error is not None:  # the folder's files may have taken the place of an older run's meanwhile
-            error = _written(folder, lines)
-        if error is not None:
-            to_stderr(f"{error}; training goes on")
-
     def _state(self) -> dict[str, Any]:
-        """What it remembers, for the state of the run."""
-        texts = [text.as_dict() for text in self.samples]
-        return {"first_step": self.first_step, "sampled_at": self._sampled_at, "samples": texts}
+        return {"first_step": self.first_step, **self._samples.state()}
 
     def _load(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        texts = [SampledText(**text) for text in values["samples"]]
+        take = self._samples.loading(values)
 
         def load() -> None:
-            self.samples[:], self._sampled_at, self.first_step = texts, values["sampled_at"], values["first_step"]
-            self._keep_samples()
+            self.first_step = values["first_step"]
+            take()
 
         return load
 
@@ -360,6 +320,11 @@ class Run(Tuning):
     def steps(self) -> int:
         """Optimiser steps that were done."""
         return self.loop.steps
+
+    @property
+    def samples(self) -> list[SampledText]:
+        """Texts that were sampled, of sample_prompt."""
+        return self._samples.texts
 
     @property
     def stopped(self) -> bool:
@@ -439,16 +404,7 @@ def _as_list(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callba
     return [callbacks] if isinstance(callbacks, Callback) else callbacks or ()
 
 
-def _written(folder: RunFolder, samples: str) -> FileError | None:
-    """Write samples.jsonl; the error, where it cannot be written."""
-    try:
-        write_inside(folder.path(SAMPLES), samples.encode("utf-8", "replace"))
-    except FileError as error:
-        return error
-    return None
-
-
-def _tell_training(at: Progress, listener: Listener) -> None:
-    """Tell the listener of training, and not of validation."""
+def _of_training(at: Progress, listener: Listener) -> None:
+    """Call the listener in training, and not in validation."""
     if at.training:
         listener(at)

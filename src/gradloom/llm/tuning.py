@@ -27,8 +27,8 @@ from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
+from ..runs.saver import Saver
 from ..train.arguments import check_batch, check_options, with_backend
-from ..train.saver import Saver
 from ..train.source import RowSource
 from ..train.trained import Freeze
 from ..train.trainer import Trainer

@@ -42,12 +42,12 @@ from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
 from ..run.backend import check_heeded, is_device, named
 from ..run.compile import names_in_order
+from ..runs.saver import Saver, saver_of
 from ..step.exchange import check_exchange
 from .arguments import check_options, check_skip
 from .replica import Replica
 from .replica_job import ReplicaJob
 from .replica_steps import error_at
-from .saver import Saver, saver_of
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ..optim.schedules import check_warmup
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
 from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
+from ..runs.saver import saver_of
 from .arguments import check_batch, check_options
 from .callbacks import Callback, Listeners, several
 from .class_weight import ClassWeight, weights_of_classes
@@ -36,7 +37,6 @@ from .loop import Loop
 from .metrics import Measures, Metrics, checked_metrics
 from .outputs import mapped
 from .result import MAIN, Result
-from .saver import saver_of
 from .source import numbers
 from .trained import Freeze, check_freeze
 from .trainer import Model, Trainer
@@ -201,8 +201,8 @@ def fit(
              val_sets=val_sets, eval_every=eval_every, eval_rows=eval_rows, metrics=metrics,
             callbacks=[*logs, *several(callbacks)], on_epoch=on_epoch, on_progress=on_progress,
             on_train_batch=on_train_batch, on_eval_batch=on_eval_batch, saver=saver,
+            about={"folds": folds} if folds else {},
         )  # fmt: skip
-        loop.about |= {"folds": folds} if folds else {}
         loop.run(display)
     return loop.history
 

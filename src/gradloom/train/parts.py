@@ -1,4 +1,4 @@
-"""TrainerParts: what a trainer keeps from step to step, as parts of the state of a run."""
+"""TrainerParts: the parts of a trainer in the state of a run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from ..base.errors import TrainError
 from ..base.schema import MOST, any_number, items, number, optional, table, text, whole
-from ..eager.draws import load_position, position
 from ..graph.stored import Stored
 from ..optim.state import OptimizerState
-from ..step.state import (
+from ..runs.module_state import MODULES, ModuleState
+from ..runs.state import (
     AVERAGE,
     OPTIMIZER_OF_MODULE,
     PARAMETERS,
@@ -28,7 +28,6 @@ from ..step.state import (
     of_parameters,
     of_window,
 )
-from .module_state import MODULES, ModuleState
 from .objective import Objective
 from .steps import Steps
 
@@ -38,19 +37,12 @@ ROWS = table({
     "freeze": items(text), "build": text, "accumulate": whole(1), "class_weights": optional(items(any_number)),
     **dict.fromkeys(COUNTERS, whole()),
 })  # fmt: skip
-DRAWS = table({"seed": whole(0, 2**63 - 1), "step": whole()}, absent=("seed", "step"))
 
 Values = Mapping[str, Any]
 
 
-def register_draws(own: TrainState) -> None:
-    """Make what eager code draws, by gl.seed and a count, a part of this state."""
-    own.register("eager draws", position, load_position, schema=DRAWS)
-
-
 class TrainerParts:
-    """The model, what its modules hold beside arrays, the optimiser, the open window, the average of the weights, and
-    the rows of a window.
+    """Model, attributes of its modules, optimiser, open window, average of the weights, and row counters of a window.
 
     written: the arrays of the model that steps have written so far
     """
@@ -62,7 +54,7 @@ class TrainerParts:
         self.modules = ModuleState(objective.model, objective.loss)
 
     def register(self, own: TrainState) -> None:
-        """Make them parts of this state."""
+        """Register them as parts of this state."""
         state = self.state
         own.register("model", self._model, self._load_model, finite, schema=PARAMETERS)
         own.register("modules", self.modules.part, self.modules.load, schema=MODULES)
@@ -94,7 +86,7 @@ class TrainerParts:
         return {"joined": joined, "trainable": [name for stored, name in names.items() if stored.role == "trained"]}
 
     def _load_optimizer(self, values: Values) -> Callable[[], None]:
-        """Parameters that were frozen or thawed since the run began are so again; so numbers name the same ones."""
+        """Restore `trainable` of the parameters first, so that numbers name the same ones."""
         named, own = self.objective.named(), ("joined", "trainable")
         check_names("model", named, {*values["joined"], *values["trainable"]} | named.keys())
         before = {p: p.trainable for p in named.values()}
@@ -110,7 +102,7 @@ class TrainerParts:
             raise
 
     def _rows(self) -> dict[str, Any]:
-        """What a window has seen, how many batches were skipped, and the numbers that decide how steps go on."""
+        """Counters of the window and of skipped batches, and the settings of steps."""
         driver, objective = self.driver, self.objective
         settings = {
             "seed": driver.seed, "max_norm": driver.max_norm, "max_value": driver.max_value,

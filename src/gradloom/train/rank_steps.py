@@ -30,8 +30,8 @@ from ..parallel.flat import take_effects
 from ..run.backend import make_of
 from ..run.compile import compile as compile_program
 from ..run.cpu_backend import isa_of
+from ..runs.state import TrainState, shown
 from ..step.exchange import Exchange, check_exchange
-from ..step.state import TrainState, shown
 from ..step.step import random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .compile_cache import CompileCache

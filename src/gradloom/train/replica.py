@@ -24,7 +24,11 @@ from ..optim.state import OptimizerState
 from ..parallel.agree import agreed, threads_for
 from ..parallel.communicator import Communicator, checksum
 from ..run.backend import backend
-from ..step.state import (
+from ..runs.identity import Identity, environment_of
+from ..runs.module_state import MODULES, ModuleState
+from ..runs.saver import Saver
+from ..runs.schemas import REPLICA_LOOP
+from ..runs.state import (
     AVERAGE,
     OPTIMIZER,
     PARAMETERS,
@@ -38,12 +42,8 @@ from ..step.state import (
     of_parameters,
 )
 from .display import rate
-from .identity import Identity, environment_of
-from .module_state import MODULES, ModuleState
 from .replica_job import ReplicaJob
 from .replica_steps import ReplicaSteps
-from .saver import Saver
-from .state_schemas import REPLICA_LOOP
 from .trained import UnreachedWarning
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps

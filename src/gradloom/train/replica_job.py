@@ -22,8 +22,8 @@ from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..run.backend import device_of_rank
 from ..run.cpu_backend import isa_of
-from ..step.state import shown
-from .identity import optimizer_of
+from ..runs.identity import optimizer_of
+from ..runs.state import shown
 from .metrics import EMPTY
 from .objective import BatchGraph
 from .source import check_ids, numbers

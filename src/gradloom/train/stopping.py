@@ -1,4 +1,4 @@
-"""Ending a training early, and in order: EarlyStopping."""
+"""EarlyStopping: end a training when a number stops improving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..base.habits import KeywordHints
 from ..base.interrupts import StopTraining
 from ..base.schema import Schema, anything, array, flag, mapping, number, optional, shown_name, table, whole
 from ..graph.stored import copies, replace
-from ..step.state import matching, need_schema
+from ..runs.state import matching, need_schema
 from .callbacks import Callback
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _FIELDS: dict[str, Schema] = {
 _WEIGHTS: dict[str, Schema] = {r"weights\..+": array()}
 STATE = table(_FIELDS, _WEIGHTS)
 _STATE_OF_SUBCLASS = table(_FIELDS, _WEIGHTS | {".*": anything})
-_HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")  # how names end of what is to be large
+_HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")  # endings of names of numbers to be maximised
 
 
 class EarlyStopping(Callback, KeywordHints):
@@ -43,8 +43,8 @@ class EarlyStopping(Callback, KeywordHints):
                   min_delta; "auto": "max" for names that end in accuracy, acc, auc, f1, precision, recall or r2
     patience      0 is as 1: the first epoch that is no better ends the training. Where validation is measured inside of
                   epochs, too (eval_every="200steps"), and the number is one of validation, patience counts evaluations
-    restore_best  at the end, however it comes, the model gets back the weights (and running statistics) that it had
-                  at its best
+    restore_best  at the end, also after an interruption, restore the weights (and running statistics) of the best
+                  evaluation
 
         stop = gl.train.EarlyStopping(patience=5)
         gl.fit(model, data, val_split=0.1, epochs=1000, callbacks=[stop])
@@ -95,7 +95,7 @@ class EarlyStopping(Callback, KeywordHints):
             loop.train_state.register("early stopping", self.state, self._loading, schema=mapping(anything))
 
     def state(self) -> dict[str, Any]:
-        """What it remembers from epoch to epoch; weights.NAME: arrays of the best epoch."""
+        """Its state from epoch to epoch; weights.NAME: arrays of the best epoch."""
         weights = {f"{_KEPT}{name}": array for name, array in self._weights.items()}
         return {
             "best": self.best, "best_epoch": self.best_epoch, "best_step": self.best_step, "waited": self._waited,
@@ -116,7 +116,7 @@ class EarlyStopping(Callback, KeywordHints):
         return partial(self.load_state, values)
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Take back what `state` gave; TrainError as for check_state."""
+        """Restore from the result of `state`; TrainError as for check_state."""
         self.check_state(values)
         self.best, self.best_epoch = float(values["best"]), int(values["best_epoch"])
         self.best_step = values["best_step"]
@@ -152,7 +152,7 @@ class EarlyStopping(Callback, KeywordHints):
             raise StopTraining(f"no better {self.monitor or 'loss'} than {self.best:.6g} of epoch {self.best_epoch}")
 
     def __call__(self, result: EpochResult) -> None:
-        """The same as on_epoch: it may stand where a function of an EpochResult does."""
+        """The same as on_epoch: usable as a function of an EpochResult."""
         self.on_epoch(result)
 
     def _number(self, result: EpochResult) -> float:
@@ -197,8 +197,8 @@ def monitored(result: EpochResult) -> float:
 
 
 def restored(callbacks: Iterable[Callback], ranks: Communicator | None) -> tuple[int, int | None] | None:
-    """Epoch and step of the weights that an EarlyStopping of these has given back at the end; None: they are the last
-    ones. ranks: those that train together, where rank 0 alone tells its callbacks."""
+    """Epoch and step of the weights that an EarlyStopping of these has restored at the end; None: the last ones.
+    ranks: those that train together, where rank 0 alone calls its callbacks."""
     given = [each.restored for each in callbacks if isinstance(each, EarlyStopping) and each.restored]
     found = given[-1] if given else None
     return found if ranks is None else ranks.gather(found)[0]

@@ -33,8 +33,8 @@ from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes, device_bytes, device_of, device_of_rank
 from ..run.compile import compile as compile_program
+from ..runs.state import TrainState
 from ..step.exchange import check_exchange
-from ..step.state import TrainState
 from .arguments import check_options, check_skip, need_devices, with_backend
 from .batches import CompiledBatch, RowRange
 from .compile_cache import CompileCache

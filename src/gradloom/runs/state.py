@@ -1,7 +1,7 @@
-"""TrainState: everything that decides the rest of a run, by name.
+"""TrainState: the state required for a bit-identical resume, by name.
 
-Whoever keeps something from step to step registers it: a trainer its model, optimiser, window and counters; what
-else has memory, such as a listener of epochs, its own. Two runs of equal states go on equally.
+Each owner registers its part: a trainer its model, optimiser, window and counters; a callback its own state. Two runs
+with equal states continue with equal bits.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ..base.schema import (
     whole,
 )
 from ..base.schema import shown as shown_value
+from ..eager.draws import load_position, position
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored, copies, replace
 from ..optim.state import OptimizerState
@@ -38,8 +39,8 @@ from ..parallel.communicator import checksum
 
 Values = Mapping[str, Any]
 Part = Callable[[], Values]  # names -> Stored arrays and plain values: numbers, texts, dicts of such, arrays
-Check = Callable[[Values], "str | None"]  # what is wrong with the values that the part gave, by their whole names
-Load = Callable[[Values], Callable[[], None]]  # checks what the part gave earlier, and returns what takes it over
+Check = Callable[[Values], "str | None"]  # the fault of the values of a part, by their whole names
+Load = Callable[[Values], Callable[[], None]]  # checks saved values, and returns a function that restores them
 SHOWN = 6  # names in a message
 
 # Schemas of the parts below. "m.3": a number of a parameter, as files count them.
@@ -69,6 +70,7 @@ AVERAGE = either(
     table({}),
     table({"decay": number(0, 1), "is_shown": flag, "shown": items(whole())}, {rf"mean{_NUMBERED}": array("float32")}),
 )
+DRAWS = table({"seed": whole(0, 2**63 - 1), "step": whole()}, absent=("seed", "step"))
 
 
 class TrainState:
@@ -85,11 +87,11 @@ class TrainState:
     ) -> None:
         """Add a part, or replace the one of this name, which has no dot.
 
-        load: called by `load` with what the part gave when it was saved. It changes nothing: it raises TrainError where
-        the values do not fit, and returns a function that takes them over. Without it a state with this part cannot be
+        load: called by `load` with the saved values of the part. It changes nothing: it raises TrainError where the
+        values do not fit, and returns a function that restores them. Without it a state with this part cannot be
         loaded.
-        check: says what makes such values no good to go on from, such as `finite`; see need_good. A load is refused
-        likewise.
+        check: returns the fault of values that no run can be resumed from, such as `finite`; see need_good. A load is
+        refused likewise.
         schema: of the values, see base/schema.py. It is checked before `load` is called: `load` may rely on names,
         types and ranges, and itself compares them with the objects that are to take the values. gradloom's own parts
         have one; without it `load` gets the values unchecked.
@@ -100,12 +102,12 @@ class TrainState:
             self._checks[name] = check
 
     def load(self, entries: Mapping[str, Any], *parts: str) -> None:
-        """Take back what `collect` gave, of all parts or of these, into the same objects. TrainError naming what is
-        missing, unknown or of another shape, before anything is changed."""
+        """Restore from the result of `collect`, all parts or these, in the same objects. TrainError naming entries that
+        are missing, unknown or of another shape, before anything is changed."""
         self.loading(entries, *parts)()
 
     def loading(self, entries: Mapping[str, Any], *parts: str) -> Callable[[], None]:
-        """`load` in two parts: the checks, and the function that is returned, which takes the state over."""
+        """`load` in two parts: the checks, and the function that is returned, which restores the state."""
         given: dict[str, dict[str, Any]] = {part: {} for part in parts or self._parts}
         for name, value in entries.items():
             part, _, rest = name.partition(".")
@@ -120,7 +122,7 @@ class TrainState:
             if load is not None:
                 takes.append(load(values))
             elif values or self._parts[part]():
-                raise TrainError(f"load: {part} can be saved and not loaded; need load_state beside its state")
+                raise TrainError(f"load: {part} can be saved and not loaded; requires load_state")
 
         def take_all() -> None:
             for take in takes:
@@ -156,7 +158,7 @@ class TrainState:
         return {name: copied[v] if isinstance(v, Stored) else v for name, v in entries.items()}
 
     def fault(self, entries: Mapping[str, Any]) -> str | None:
-        """What makes a collected state no good to go on from, by the checks of its parts; None where it is good."""
+        """The fault of a collected state, by the checks of its parts; None where there is none."""
         for part, check in self._checks.items():
             text = check({name: value for name, value in entries.items() if name.partition(".")[0] == part})
             if text is not None:
@@ -164,7 +166,7 @@ class TrainState:
         return None
 
     def need_good(self, entries: Mapping[str, Any]) -> None:
-        """NonFiniteError unless a run can go on from this collected state: what is no such state is never saved."""
+        """NonFiniteError where a collected state has a fault: such a state is never saved."""
         text = self.fault(entries)
         if text is not None:
             raise NonFiniteError(f"{text}; no run can go on from them")
@@ -173,6 +175,11 @@ class TrainState:
         """A checksum of it, the same for equal states, in another process, too."""
         entries = self.entries(*parts)
         return checksum(*(f"{name} {_bits(entries[name])}" for name in sorted(entries)))
+
+
+def register_draws(own: TrainState) -> None:
+    """Register the random numbers of eager code, which follow from gl.seed and a count, as a part of this state."""
+    own.register("eager draws", position, load_position, schema=DRAWS)
 
 
 def finite(values: Values) -> str | None:
@@ -234,9 +241,9 @@ def check_names(what: str, values: Mapping[str, Any], needed: Iterable[str]) -> 
     names = set(needed)
     missing, unknown = names - values.keys(), values.keys() - names
     if missing or unknown:
-        said = [f"{named(missing)} is missing"] if missing else []
-        said += [f"{named(unknown)} is in the state alone"] if unknown else []
-        raise TrainError(f"load: {what}: {'; '.join(said)}; need the state of the same {what}")
+        seen = [f"{named(missing)} is missing"] if missing else []
+        seen += [f"{named(unknown)} is in the state alone"] if unknown else []
+        raise TrainError(f"load: {what}: {'; '.join(seen)}; need the state of the same {what}")
 
 
 def check_equal(what: str, values: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
@@ -277,7 +284,7 @@ def load_parameters(values: Values, kept: Mapping[str, Stored]) -> Callable[[], 
 
 def load_optimizer(values: Values, state: OptimizerState) -> Callable[[], None]:
     """Load for `of_optimizer`: counts, settings that are numbers, memories of plateaus, and the arrays, also of
-    parameters that have none yet. A number that was set in place of a schedule takes its place again."""
+    parameters that have none yet. A number that was set in place of a schedule replaces it again."""
     optimizer, kept = state.optimizer, of_optimizer(state)
     missed = {name: np.array(count, np.int64) for name, count in values.items() if name.startswith("missed.")}
     plain = [name for name, value in kept.items() if not isinstance(value, Stored) and not name.startswith("missed.")]
@@ -387,8 +394,8 @@ def of_window(state: OptimizerState) -> dict[str, Any]:
 
 
 def of_parameters(named: Mapping[str, Parameter], written: Iterable[Stored] = ()) -> dict[str, Any]:
-    """The part of a model: its parameters and buffers by name; what else steps write of it by number. What is frozen
-    (a tensor of a model file) is no part: nothing changes it."""
+    """The part of a model: its parameters and buffers by name; other arrays that steps write by number. Frozen arrays
+    (tensors of a model file) are left out: nothing changes them."""
     kept: dict[str, Any] = {name: p.stored for name, p in named.items() if p.stored.role != "frozen"}
     mine = set(kept.values())
     rest = [stored for stored in written if stored not in mine]

@@ -1,4 +1,4 @@
-"""Records, dicts of values such as those of the epochs of a run, as columns: many small values become few arrays."""
+"""Records, such as the results of epochs, as columns: many small values become few arrays."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _TEXTS = either(optional(text), items(text))
 
 def packed_records(value: Any, name: str) -> None:
     """Schema: columns as `packed` makes them. DataError also where the records would take more room than the data that
-    are present justify: columns of one value, repeated, and records without values are few beside the others."""
+    are present justify: columns of one value, repeated, and records without values are few compared with the others."""
     present, repeated = _check_packed(value, name, None)
     if repeated > 8 * present + 1000:
         raise DataError(f"{shown_name(name)}: {repeated} repeated values with {present} others; need what was packed")

@@ -7,7 +7,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.files.checkpoint_files import manifests
-from gradloom.train.records import packed, unpacked
+from gradloom.runs.records import packed, unpacked
 
 VALUES = [
     None, True, False, 0, 1, -7, 2**63, -(2**63), 0.0, -0.0, 0.5, float("nan"), float("inf"), "", "a", "lr",

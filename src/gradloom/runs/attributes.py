@@ -1,4 +1,4 @@
-"""Snapshot: what attributes hold, object by object, so that the same objects can hold it again."""
+"""Snapshot and restore of module attributes, object by object."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from ..nn.module import Module
 from ..parallel.communicator import checksum
-from .generator_state import state_of
+from .generators import state_of
 
 LARGEST = 1 << 24  # bytes of an array that a checkpoint holds, and of a fingerprint
 
 _PLAIN = (type(None), bool, int, float, str)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, np.ufunc, functools.partial)
 
-# A code stands for a value: a plain value for itself; lists for other things, whose first element is one of these.
+# A code represents a value: a plain value itself; other values as lists whose first element is one of these.
 TUPLE, AT, SAME = "tuple", "at", "same"  # [TUPLE, codes]; [AT, key of a holder]; [SAME, place of a leaf]
 
 
@@ -66,7 +66,7 @@ def holder_content(value: Any, name: str) -> None:
 
 
 class Leaf:
-    """In a code: an object that was not at this place when the run began, and that no checkpoint holds."""
+    """In a code: an object that was not at this place when the run began, and cannot be saved."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -81,17 +81,17 @@ class Held(NamedTuple):
 
 
 class Snapshot:
-    """What attributes hold now. Lists, dicts, arrays and objects with attributes are holders, each once, whatever leads
-    there; other objects are leaves.
+    """The present values of attributes. Lists, dicts, arrays and objects with attributes are holders, each once however
+    it is reached; other objects are leaves.
 
     roots: attribute -> value.
-    begun: the snapshot of when the run began; None for that one itself. A holder that was there then keeps its key,
-    which is the first place that led there.
+    begun: the snapshot of when the run began; None for that one itself. A holder that existed then keeps its key,
+    the first place from which it was reached.
     """
 
     def __init__(self, roots: Mapping[str, Any], begun: Snapshot | None = None) -> None:
         self.begun = begun
-        self.holders: dict[str, Held] = {}  # key -> what it is
+        self.holders: dict[str, Held] = {}  # by key
         self.shared: dict[str, str] = {}  # further places of holders -> key
         self.leaves: dict[str, tuple[Any, str | None]] = {}  # place -> object, its fingerprint
         self.generators: dict[str, Any] = {}  # place -> random generator
@@ -107,7 +107,7 @@ class Snapshot:
             self._fill()
 
     def changed(self, key: str) -> bool:
-        """Whether this holder is a new one, or holds something else than when the run began."""
+        """Whether this holder is new, or its content differs from that of the begin of the run."""
         assert self.begun is not None
         return key not in self.begun.holders or not same(self.holders[key].content, self.begun.holders[key].content)
 
@@ -172,10 +172,10 @@ class Snapshot:
 
 
 class Filling:
-    """Puts what codes stand for, of this process or of another one, back into the objects of this one.
+    """Restores values from codes, of this process or of another one, in the objects of this process.
 
-    begun: of this process. contents: of holders, by their keys, with the name of a type each. KeyError for a code of
-    what is not there.
+    begun: of this process. contents: of holders, by their keys, with the name of a type each. KeyError for a code that
+    names no holder.
     """
 
     def __init__(self, begun: Snapshot, contents: Mapping[str, tuple[str, Any]]) -> None:
@@ -201,7 +201,7 @@ class Filling:
         return self._begun.holders.get(self._begun.shared.get(key, key))
 
     def value(self, code: Any) -> Any:
-        """The value that a code stands for."""
+        """The value of a code."""
         if type(code) is not list:
             return code
         word, what = code
@@ -217,7 +217,7 @@ class Filling:
         return mine.value
 
     def fill(self, keys: Iterable[str]) -> None:
-        """The contents of these holders."""
+        """Fill these holders in place."""
         for key in keys:
             value, content = self._objects[key], self._contents[key][1]
             if isinstance(value, np.ndarray):
@@ -310,8 +310,8 @@ _CONTAINERS = (dict, list, set, frozenset, collections.deque)
 
 
 def fingerprint(value: Any) -> str | None:
-    """What tells a change in place, within this process: of a large array a checksum, of other objects one of what
-    pickle makes of them; None where that is more than LARGEST or not to be had."""
+    """A text that detects a change in place, within this process: of a large array a checksum, of other objects that of
+    their pickle; None where that is larger than LARGEST or fails."""
     if isinstance(value, (Module, Parameter, Value, OpSpec, types.ModuleType, *_FUNCTIONS)) or _is_ours(type(value)):
         return None
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -352,8 +352,8 @@ class _Pickler(pickle.Pickler):
 
 
 def described(value: Any, above: tuple[Any, ...] = ()) -> str | None:
-    """What is made of layers, parameters and functions, as a text that is the same in another process; None for other
-    objects. above: the containers on the way to it."""
+    """Layers, parameters and functions, and containers of such, as a text that is the same in another process; None for
+    other objects. above: the containers on the way to it."""
     if isinstance(value, Module):
         return type(value).__name__
     if isinstance(value, Parameter):
@@ -382,7 +382,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _function(value: Any, above: tuple[Any, ...]) -> str:
-    """A function that is known by its name by that; others by their code and by what they hold, too."""
+    """A named function by its name; a lambda or local function by its code and the values that it holds, too."""
     if isinstance(value, functools.partial):
         name, held = "partial", [value.func, *value.args, *(one for pair in value.keywords.items() for one in pair)]
     else:
@@ -405,7 +405,7 @@ def _of_code(code: types.CodeType) -> str:
 
 
 def holds_values(value: Any, above: tuple[Any, ...] = ()) -> bool:
-    """Values of a graph, which forward has left there, or such in lists, dicts and objects with attributes."""
+    """Whether it is a value of a graph, left there by forward, or a list, dict or object that holds one."""
     if type(value) in (tuple, list, dict) or has_attributes(value):
         deeper = not any(one is value for one in above)
         return deeper and any(holds_values(one, (*above, value)) for one in _parts(value))

@@ -1,9 +1,8 @@
-"""Checkpoint: saving and resuming a loop of the user's own, to the bit."""
+"""Checkpoint: bit-identical save and resume of the user's own training loop."""
 
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -14,16 +13,19 @@ from ..base import locks
 from ..base.arguments import as_whole, one_line, what_is
 from ..base.errors import DataError, SettingError, TrainError
 from ..base.schema import Schema, flag, mapping, table
-from ..base.settings import switches
-from ..base.terminal import in_one_line
 from ..eager.gradients import Gradients
 from ..graph.leaves import Parameter
 from ..graph.stored import replace
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
-from ..run.machine import isas
-from ..step.state import (
+from .checkpoint import print_line
+from .folder import RunFolder
+from .generators import generator_state, load_generator, state_of
+from .identity import environment_differences, environment_of
+from .module_state import MODULES, ModuleState
+from .schemas import ABOUT_LOOP
+from .state import (
     ANY,
     OPTIMIZER,
     PARAMETERS,
@@ -42,15 +44,8 @@ from ..step.state import (
     of_optimizer,
     of_parameters,
     of_window,
+    register_draws,
 )
-from .checkpoint import say
-from .generator_state import generator_state, load_generator, state_of
-from .identity import EARLIER
-from .module_state import MODULES, ModuleState
-from .parts import register_draws
-from .run_folder import RunFolder
-from .state_schemas import ABOUT_LOOP
-from .trainer import Trainer
 
 Take = Callable[[], None]
 _VALUES = "given values"  # a part; names of arguments have no space
@@ -58,7 +53,7 @@ TRAINABLE = mapping(flag)
 
 
 class Checkpoint:
-    """Checkpoints of a training loop of your own: what has memory is given once, by name.
+    """Checkpoints of your own training loop. Objects that have a state are given once, by name.
 
         checkpoint = gl.train.Checkpoint("runs/a", model=net, optimizer=opt, loader=loader, early=stop)
         step = checkpoint.load() or 0
@@ -70,14 +65,14 @@ class Checkpoint:
                     checkpoint.save(step)
         checkpoint.close()
 
-    A loop that was stopped anywhere, and that goes on from its last checkpoint, ends with the same bits.
+    A loop that was stopped anywhere and is resumed from its last checkpoint ends with the same bits.
 
     objects    a Module (parameters, buffers, modes, attributes that are numbers, texts or random generators); an
                optimiser with parameters (moments, counts, settings, plateaus, an open accumulation window); a Trainer
                (its model, optimiser, window and counters); a Parameter, or a list or dict of such; a Dataset (the order
-               of its rows); a DataLoader (epoch and place in it); a numpy.random.Generator; whatever has state(), which
-               gives a dict of arrays, numbers, texts, None, lists and dicts, and load_state(values)
-    folder     of the run, see RunFolder: one writer; keep: so many of the newest checkpoints stay, and the best
+               of its rows); a DataLoader (epoch and place in it); a numpy.random.Generator; an object with state(),
+               which returns a dict of arrays, numbers, texts, None, lists and dicts, and load_state(values)
+    folder     of the run, see RunFolder; keep: number of newest checkpoints that are kept, besides the best
     overwrite  without `load`, a run in the folder that has not finished is replaced instead of refused
     on_error   of the writer, such as a full disk: "warn", a line on stderr; "stop", the next save raises it
 
@@ -94,7 +89,7 @@ class Checkpoint:
         self._run: RunFolder | None = None
         self.values: dict[str, Any] = {}
         self._modules = [each for each in objects.values() if isinstance(each, Module)]
-        self._modules += [e.model for e in objects.values() if isinstance(e, Trainer) and isinstance(e.model, Module)]
+        self._modules += [e.model for e in objects.values() if _is_trainer(e) and isinstance(e.model, Module)]
         self._attributes: list[ModuleState] = []
         self._own: list[tuple[Any, Mapping[str, Any]]] = []  # to load: objects with load_state, their values
         self._state = TrainState()
@@ -105,7 +100,7 @@ class Checkpoint:
         register_draws(self._state)
         self._state.register(_VALUES, lambda: self.values, self._load_values, schema=ANY)
 
-    # ---- what is saved -------------------------------------------------------------------------------------
+    # ---- parts of the state -------------------------------------------------------------------------------------
 
     def _register(self, name: str, each: Any) -> None:
         parts: dict[str, tuple[Part, Load, Schema]] = {}
@@ -131,7 +126,7 @@ class Checkpoint:
             parts[f"{name} trainable"] = *_trainable(lambda: _by_name(state.parameters)), TRAINABLE
             parts[f"{name} window"] = lambda: of_window(state), lambda values: _load_open_window(values, state), WINDOW
             checks |= dict.fromkeys((name, f"{name} window"), finite)
-        elif isinstance(each, Trainer):
+        elif _is_trainer(each):
             self._attributes.append(each.modules)
             parts[name] = each.train_state.entries, each.train_state.loading, ANY
             checks[name] = lambda values: each.train_state.fault({n.partition(".")[2]: v for n, v in values.items()})
@@ -175,12 +170,12 @@ class Checkpoint:
         return f"Checkpoint({os.fspath(self._path)!r})"
 
     def load(self) -> int | None:
-        """Go on from the newest checkpoint that is complete: its step, or None where there is none, which is said, too.
+        """Load the newest checkpoint that is complete. Returns its step; None, with a line on stderr, without any.
 
-        All objects are then as they were, and what was given to `save` is in `values`. TrainError that names what
-        differs where an object has another structure, and nothing is changed; FileError as for RunFolder. To be called
-        once, before the loop and before any save. Another version, instruction set, GRADLOOM_PRECISION or
-        GRADLOOM_FLUSH is said: bits may differ.
+        All objects are restored, and the values of `save` are in `values`. TrainError naming the difference where an
+        object has another structure, and nothing is changed; FileError as for RunFolder. To be called once, before the
+        loop and before any save. Another version, instruction set, GRADLOOM_PRECISION or GRADLOOM_FLUSH is reported on
+        stderr: bits may differ.
         """
         if self._run is not None:
             raise TrainError("Checkpoint.load: the run has begun; need load once, before any save")
@@ -193,17 +188,12 @@ class Checkpoint:
             except BaseException:
                 run.end("failed")
                 raise
-            theirs = EARLIER | saved.about.get("environment", {})
-            other = [
-                f"{k} is {v} and was {in_one_line(str(theirs.get(k)), 500)}"
-                for k, v in _environment().items()
-                if theirs.get(k) != v
-            ]
+            other = environment_differences(_environment(), saved.about.get("environment", {}))
             if other:
                 run.note_other(other)
-                say(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
+                print_line(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
             for warning in filter(None, (each.warning() for each in self._attributes)):
-                say(f"{self._path}: {warning}")
+                print_line(f"{self._path}: {warning}")
         self._run = run
         return None if saved is None else saved.step
 
@@ -228,12 +218,12 @@ class Checkpoint:
             take()
 
     def save(self, step: int | None = None, /, *, best: bool = False, **values: Any) -> None:
-        """A checkpoint after this step, between two optimiser steps; written beside the loop, see Checkpoints.
+        """Save a checkpoint after this step, between two optimiser steps, in a background thread; see Checkpoints.
 
-        values: arrays and plain values of your own, which `values` has after a load. best: none was as good so far; the
-        newest best one is kept. Weights, buffers, moments or sums that are not finite are not saved: an error as that
+        values: arrays and plain values of your own, in `values` after a load. best: no earlier one was as good; the
+        newest best one is kept. Weights, buffers, moments or sums that are not finite are not saved: an error like that
         of a full disk (see on_error). Raises DataError for what cannot be saved, by name; FileError for a folder that
-        holds an unfinished run which was not loaded; SettingError for a value called step beside the step itself.
+        holds an unfinished run which was not loaded; SettingError for a value named step in addition to the step.
         """
         if step is not None and "step" in values:
             value = one_line(values["step"])
@@ -257,12 +247,12 @@ class Checkpoint:
         self._run.checkpoints.save(step, entries, about, best, checked)
 
     def wait(self) -> None:
-        """Until what was saved is on disk."""
+        """Wait until the last checkpoint is on disk."""
         if self._run is not None:
             self._run.checkpoints.wait()
 
     def close(self) -> None:
-        """The loop is finished: wait for the writer, and let go of the folder."""
+        """The loop is finished: wait for the writer, and release the folder."""
         self._end("finished")
 
     def _end(self, state: str) -> None:
@@ -283,17 +273,16 @@ class Checkpoint:
 
 
 def _environment() -> dict[str, str]:
-    from .. import __version__
-
-    chosen = switches()
-    return {
-        "gradloom": __version__, "isa": chosen.isa or isas()[0], "precision": chosen.precision,
-        "flush": str(chosen.flush), "machine": platform.machine(),
-    }  # fmt: skip
+    return {name: value for name, value in environment_of({}).items() if name != "backend"}
 
 
 def _named(module: Module) -> dict[str, Parameter]:
     return module.named_parameters() | module.named_buffers()
+
+
+def _is_trainer(each: Any) -> bool:
+    """A gl.Trainer, by the attributes that are used here."""
+    return isinstance(getattr(each, "train_state", None), TrainState) and isinstance(each.modules, ModuleState)
 
 
 def _is_parameters(each: Any) -> bool:
@@ -308,7 +297,7 @@ def _by_name(each: Any) -> dict[str, Parameter]:
 
 
 def _trainable(get: Callable[[], Mapping[str, Parameter]]) -> tuple[Part, Load]:
-    """The part that tells which of these parameters are trainable: a loop may freeze some on its way."""
+    """The part with the `trainable` of each parameter: a loop may freeze some."""
 
     def load(values: Mapping[str, Any]) -> Take:
         parameters = get()

@@ -1,4 +1,4 @@
-"""ModuleState: what the modules of a training hold beside their arrays: modes, numbers, texts, random generators."""
+"""ModuleState: attributes of modules in checkpoints: modes, numbers, texts, random generators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ..base.schema import different_texts, mapping, shown, shown_name, table, te
 from ..graph.value import Value
 from ..nn.devices import ASSIGNED
 from ..nn.module import Module
-from ..step.state import named
 from .attributes import (
     Filling,
     Leaf,
@@ -27,9 +26,10 @@ from .attributes import (
     unescaped,
     walk,
 )  # fmt: skip
-from .generator_state import generator_state, load_generator, state_of
+from .generators import generator_state, load_generator, state_of
+from .state import named
 
-MODE = "training"  # stands for a module's mode among its attributes
+MODE = "training"  # the name of a module's mode among its attributes
 MODULES = table({
     "attributes": mapping(code_of_value), "holders": mapping(holder_content), "layers": mapping(text),
     "unsaved": different_texts, "gone": different_texts, "shared": mapping(text), "parted": different_texts,
@@ -38,30 +38,29 @@ MODULES = table({
 
 
 class ModuleState:
-    """What the attributes of modules are, against what they were when the run began.
+    """Changes of the attributes of modules since the run began.
 
     Numbers, texts, None, arrays, and tuples, lists, dicts and attributes of objects with such are saved where they have
-    changed since then, modes as well, and random generators always. A load fills the lists, dicts, arrays and objects
-    that are there, so that all who hold one see it. What has not changed is after a load as the script has made it. A
-    layer or a function that has changed cannot be saved: a load is refused where these are not the same; of other
-    objects that have changed a load gives the names, see `unsaved`.
+    changed since then, modes as well, and random generators always. A load fills the existing lists, dicts, arrays and
+    objects in place, so that all references see the values. Unchanged attributes keep the values of the script. A
+    layer or a function that has changed cannot be saved: a load is refused where these differ; other objects that have
+    changed are named by `unsaved`.
 
     roots: a model, a loss; those that are no Module have no attributes.
     """
 
     def __init__(self, model: Any, loss: Any = None) -> None:
         self._roots = {prefix: one for prefix, one in (("", model), ("loss.", loss)) if isinstance(one, Module)}
-        self.unsaved: list[str] = []  # what had changed and is not in the state that was loaded, nor in one before it
-        # What shared an object when the run that was loaded began and does not here, or vice versa.
-        self.parted: list[str] = []
+        self.unsaved: list[str] = []  # names that had changed and are not in the loaded state, nor in an earlier one
+        self.parted: list[str] = []  # names that share an object here and did not in the loaded run, or vice versa
         self.begin()
 
     def begin(self) -> None:
-        """The run begins: later states tell what has changed since now."""
+        """The run begins: later states hold the changes since this call."""
         self._begun = Snapshot(self._now())
 
     def built(self) -> dict[str, Any]:
-        """The modes and numbers of modules as the run began, of those that a layer's graph is built from."""
+        """Modes, numbers and texts at the begin of the run: a layer's graph is built from them."""
         plain = {name: code for name, code in self._begun.codes.items() if type(code) in (bool, int, float, str)}
         return {name: value for name, value in plain.items() if value is not True or _place(name)[1] != MODE}
 
@@ -79,7 +78,7 @@ class ModuleState:
         return modules
 
     def _now(self) -> dict[str, Any]:
-        """ "path.attribute" -> value, but for what lies outside of the graph: parameters, and values of graphs."""
+        """ "path.attribute" -> value, without parameters and values of graphs."""
         paths = {module: path for path, module in self._modules().items()}
         found = {}
         for module, name in dict.fromkeys(at for root in self._roots.values() for at in root.outline()):
@@ -93,7 +92,7 @@ class ModuleState:
     # ---- the part of a state ---------------------------------------------------------------------------------
 
     def part(self) -> dict[str, Any]:
-        """What has changed since the run began, for the state of the run."""
+        """Part of the state of a run: the changes since the run began."""
         values = self._now()
         now, begun = Snapshot(values, self._begun), self._begun.codes
         codes = {n: code for n, code in now.codes.items() if n not in begun or not same(code, begun[n])}
@@ -170,20 +169,20 @@ class ModuleState:
         return load
 
     def warning(self) -> str | None:
-        """One line about what the state that was loaded does not hold; None where it holds all."""
-        said = []
+        """One line that names what the loaded state does not hold; None where it holds all."""
+        lines = []
         if self.unsaved:
             what = f"{named(self.unsaved)} had changed after the run began"
-            said.append(f"{what}, which no checkpoint holds: as the script makes it now")
+            lines.append(f"{what}, which no checkpoint holds: as the script makes it now")
         if self.parted:
-            said.append(f"{named(self.parted)}: which attributes are one object differs from the run that was saved")
-        return f"{'; '.join(said)}; the same bits are not promised" if said else None
+            lines.append(f"{named(self.parted)}: which attributes are one object differs from the run that was saved")
+        return f"{'; '.join(lines)}; the same bits are not promised" if lines else None
 
 
 @contextlib.contextmanager
 def attributes_kept(model: Any, loss: Any = None) -> Iterator[None]:
-    """What the model's code sets of its own modules inside, numbers, texts and random generators, is as before
-    afterwards."""
+    """Restore at the end the attributes of modules, numbers, texts and random generators, that a model's code sets
+    inside."""
     state = ModuleState(model, loss)
     before = state.part()
     try:

@@ -23,7 +23,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.files.checkpoint_files import manifests
-from gradloom.train.checkpoint import Checkpoints
+from gradloom.runs.checkpoint import Checkpoints
 from tests import processes
 
 KINDS = ["f4", "f8", "i4", "i8", "i2", "i1", "u1", "?", "f2", ml_dtypes.bfloat16, "u2", "u4", "u8", "c8", ">f4"]
@@ -105,7 +105,7 @@ def test_a_truncated_one_pushes_none_out(tmp_path):
     steps = {name[:11] for name in os.listdir(tmp_path)}
     assert {"step-000001", "step-000004"} <= steps
     os.remove(tmp_path / "step-000004.json")
-    left = Checkpoints(tmp_path, tell=lambda _: None).latest()
+    left = Checkpoints(tmp_path, on_line=lambda _: None).latest()
     assert left is not None and left.step == 1
 
 
@@ -171,7 +171,7 @@ def damaged(path: Path, how: str) -> None:
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, file, how):
     told = two(tmp_path)
     damaged(tmp_path / file, how)
-    made = Checkpoints(tmp_path, tell=told.append)
+    made = Checkpoints(tmp_path, on_line=told.append)
     saved = made.latest()
     assert saved is not None and saved.step == 1 and same(saved.entries, entries(1))
     if (file, how) != ("step-000002.json", "gone"):  # which is an unfinished one, and no news
@@ -189,7 +189,7 @@ def test_each_bit_of_a_manifest_counts(tmp_path):
     for i in range(len(data)):
         path.write_bytes(data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :])
         told: list[str] = []
-        saved = Checkpoints(tmp_path, tell=told.append).latest()
+        saved = Checkpoints(tmp_path, on_line=told.append).latest()
         assert (saved is None and len(told) == 1) or (
             saved is not None
             and (saved.step, saved.entries, saved.about) == (1, {"x.a": 12.5, "x.b": [1, 2]}, {"seed": 3})
@@ -218,7 +218,7 @@ def forged(path: Path, **fields: Any) -> None:
 )  # fmt: skip
 def test_a_manifest_of_a_stranger_is_read_strictly(tmp_path, fields):
     told: list[str] = []
-    with Checkpoints(tmp_path, tell=told.append) as made:
+    with Checkpoints(tmp_path, on_line=told.append) as made:
         made.save(1, {"x.a": np.arange(3)}, {})
         made.wait()
         forged(tmp_path / "step-000001.json", **fields)
@@ -259,7 +259,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(tmp_path):
 @pytest.mark.parametrize("on_error", ["warn", "stop"])
 def test_a_folder_that_cannot_be_written_is_told_and_tried_again(tmp_path, on_error):
     told: list[str] = []
-    made = Checkpoints(tmp_path / "run", on_error=on_error, tell=told.append)
+    made = Checkpoints(tmp_path / "run", on_error=on_error, on_line=told.append)
     made.save(1, entries(1), {})
     made.wait()
     (tmp_path / "run").rename(tmp_path / "moved")
@@ -289,7 +289,7 @@ def limited(folder: str) -> None:
 
 
 def python(code: str, **options: Any) -> Any:
-    code = f"from tests.train import test_checkpoint as t\n{code}"
+    code = f"from tests.runs import test_checkpoint as t\n{code}"
     return processes.start([sys.executable, "-c", code], env=processes.environment(), **options)
 
 
@@ -312,7 +312,7 @@ def test_a_disk_that_is_full_costs_the_checkpoints_that_do_not_fit(tmp_path):
         pytest.skip("needs the right to mount a file system")
     try:
         told: list[str] = []
-        with Checkpoints(disk / "run", keep=2, tell=told.append) as made:
+        with Checkpoints(disk / "run", keep=2, on_line=told.append) as made:
             for step in range(1, 9):
                 made.save(step, {"x.a": np.full(10_000 if step != 4 else 60_000, step, np.float32)}, {})
                 if step == 5:
@@ -381,7 +381,7 @@ def killed(folder: Path, rng: np.random.Generator) -> int:
     told = [int(line[5:11]) for line in process.stdout.read().split()]
     processes.end(process)
     lines: list[str] = []
-    saved = Checkpoints(folder, tell=lines.append).latest()
+    saved = Checkpoints(folder, on_line=lines.append).latest()
     assert saved is not None and lines == [] and saved.step >= max(told, default=0)
     assert same(saved.entries, entries(saved.step) | {"x.large": np.full(100_000, saved.step)})
     return saved.step

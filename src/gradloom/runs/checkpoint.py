@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written by a thread beside the training, read back when the run is resumed."""
+"""Checkpoints of a run: written by a background thread, read when the run is resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..files.checkpoint_files import (
 from ..files.inside import opened
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """One line on stderr."""
     to_stderr(f"gradloom: {text}")
 
@@ -33,16 +33,16 @@ def say(text: str) -> None:
 class Checkpoints:
     """The checkpoints in a folder: the newest `keep` of them, and the best.
 
-    `save` hands copies to a thread that writes, syncs and renames the two files of a checkpoint, see
-    files/checkpoint_files.py, and then removes old ones. The thread lives as long as it writes. A save waits until the
-    one before is written: so the files follow from the settings alone, not from the speed of a disk, and at most one
-    copy of a state waits. The interpreter ends when the thread has ended. A forked child cannot save.
+    `save` passes copies to a thread that writes, syncs and renames the two files of a checkpoint (see
+    files/checkpoint_files.py) and removes old ones. A save waits until the previous one is written: the files depend on
+    the settings alone, not on the speed of a disk, and at most one copy of a state waits. The interpreter ends when the
+    thread has ended. A forked child cannot save.
 
-    folder     is made where there is none; or a function that gives it, asked at each save
-    on_error   what becomes of an error of the writer (a full disk): "warn", one line by `tell`, and the next save tries
-               again; "stop", it is raised by the next save, wait or close
-    tell       gets such lines, from the writer's thread, too
-    on_begin   is called by the writer's thread before it writes the files of a checkpoint
+    folder     is created if missing; or a function that returns it, called at each save
+    on_error   an error of the writer, such as a full disk: "warn", one line, and the next save tries again; "stop", it
+               is raised by the next save, wait or close
+    on_line    called with such lines, from the writer's thread, too
+    on_begin   called by the writer's thread before it writes the files of a checkpoint
     on_saved   likewise with the manifest's path, after each checkpoint that is complete
     """
 
@@ -52,7 +52,7 @@ class Checkpoints:
         keep: int = 3,
         *,
         on_error: str = "warn",
-        tell: Callable[[str], object] = say,
+        on_line: Callable[[str], object] = print_line,
         on_begin: Callable[[], object] | None = None,
         on_saved: Callable[[Path], object] | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class Checkpoints:
             raise SettingError(f"on_error: {on_error!r} is not known; need warn or stop")
         self._folder = folder
         self.keep, self.on_error = as_whole("keep", keep, 1), on_error
-        self._tell, self._on_begin, self._on_saved = tell, on_begin, on_saved
+        self._print, self._on_begin, self._on_saved = on_line, on_begin, on_saved
         self._process = os.getpid()
         self._idle = threading.Event()  # nothing is being written
         self._idle.set()
@@ -86,16 +86,16 @@ class Checkpoints:
         best: bool = False,
         digests: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Hand a state to the writer, after the one before has been written.
+        """Pass a state to the writer, after the previous one was written.
 
         entries: "part.name" -> array, number, text, None, or a list, tuple or dict of such; the arrays are copies that
-        nobody writes any more. about: plain values. digests: called by the writer's thread; what it gives joins
-        `about`. best: no checkpoint before was as good; the newest best one is kept.
+        are not written any more. about: plain values. digests: called by the writer's thread; its result joins
+        `about`. best: no earlier checkpoint was as good; the newest best one is kept.
         Raises DataError for a value that no checkpoint can hold, by name; TrainError in a forked child and after close;
-        with on_error="stop" what the writer met before.
+        with on_error="stop" the previous error of the writer.
         """
         if os.getpid() != self._process:
-            raise TrainError("checkpoint: they are of the process that forked this one; need Checkpoints of its own")
+            raise TrainError("checkpoint: created before the fork; a forked process requires Checkpoints of its own")
         if self._closed:
             raise TrainError("checkpoint: was closed; need a new one")
         step = as_whole("step", step, 0)
@@ -108,7 +108,7 @@ class Checkpoints:
             self._write(*job)
 
     def wait(self) -> None:
-        """Until what was handed over is written; with on_error="stop" its error is raised."""
+        """Wait until the last state is written; with on_error="stop" its error is raised."""
         if os.getpid() == self._process:
             self._idle.wait()
             self._raise()
@@ -146,7 +146,7 @@ class Checkpoints:
             if self.on_error == "stop":
                 self._error = FileError(text) if isinstance(error, FileError) else TrainError(text)
             else:
-                self._tell(text)
+                self._print(text)
         finally:
             self.lost = None if self.last == step else step
             self._idle.set()
@@ -174,13 +174,13 @@ class Checkpoints:
         try:
             prune(self.folder, self.keep)
         except (OSError, FileError) as error:
-            self._tell(f"{folder}: old checkpoints cannot be removed: {' '.join(str(error).split())}")
+            self._print(f"{folder}: old checkpoints cannot be removed: {' '.join(str(error).split())}")
 
     # ---- reading -------------------------------------------------------------------------------------------
 
     def latest(self) -> Saved | None:
-        """The newest checkpoint that is complete; None where there is none. One that is damaged is passed over, with
-        a line that says why. FileError when the folder cannot be read."""
+        """The newest checkpoint that is complete; None where there is none. A damaged one is skipped, with a line that
+        reports the reason. FileError when the folder cannot be read."""
         return self._newest(best=False)
 
     def best(self) -> Saved | None:
@@ -202,7 +202,7 @@ class Checkpoints:
         failed += [bad[step] for step in sorted(bad) if found is None or step > found.step]
         for error in failed:
             then = "there is no other one" if found is None else f"that of step {found.step} is used"
-            self._tell(f"{error}; {then}")
+            self._print(f"{error}; {then}")
         if found is not None:
             self.last = found.step
         return found

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.train.run_folder import RunFolder, read_run, runs_in
+from gradloom.runs.folder import RunFolder, read_run, runs_in
 from tests import processes
 
 
 def trained(folder: Path, value: int, state: str = "finished", steps: int = 3, **options: Any) -> list[str]:
     """A run that saves a checkpoint at each step, and ends so; returns what was told."""
     told: list[str] = []
-    run = RunFolder(folder, "fit", tell=told.append, **options)
+    run = RunFolder(folder, "fit", on_line=told.append, **options)
     first = 0 if run.resumed is None else run.resumed.step
     with open(run.path("metrics.jsonl"), "ab", buffering=0) as log:
         for step in range(first + 1, first + steps + 1):
@@ -97,7 +97,7 @@ def test_a_finished_run_is_replaced_as_a_whole_at_the_first_checkpoint(tmp_path)
     (folder / "checkpoints" / "mine.txt").write_text("stays")
     old = content(folder)
     told: list[str] = []
-    run = RunFolder(folder, "fit", tell=told.append)
+    run = RunFolder(folder, "fit", on_line=told.append)
     assert told == [f"{folder}: the finished run in it is replaced at the first checkpoint of this one"]
     with open(run.path("metrics.jsonl"), "ab", buffering=0) as log:
         log.write(b"first\n")
@@ -291,7 +291,7 @@ def test_runs_below_a_folder(tmp_path):
     trained(tmp_path / "two", 1, "interrupted")
     (tmp_path / "loop").symlink_to(tmp_path)
     code = (
-        "from gradloom.train.run_folder import RunFolder\nimport time\n"
+        "from gradloom.runs.folder import RunFolder\nimport time\n"
         f"run = RunFolder({str(tmp_path / 'live')!r}, 'loop')\n"
         "run.path('run.json')\nprint('on', flush=True)\ntime.sleep(60)"
     )

@@ -1,4 +1,4 @@
-"""Schemas of what a Loop and a dp_train save of themselves: counts, the pass under way, results, times.
+"""Schemas of the saved state of a Loop and of dp_train: counts, the open pass, results, times.
 
 Also the relations between values: counts that belong together, lengths of arrays, the numbers of passes.
 """
@@ -32,7 +32,7 @@ from ..base.schema import (
 )
 from .records import packed_records, unpacked
 
-LARGEST = 1e39  # of what is f32 in a program: sums and squares of it stay finite
+LARGEST = 1e39  # of values that are f32 in a program: sums and squares stay finite
 _FLOATS = array("float64", ndim=1)
 
 
@@ -179,7 +179,7 @@ TIMES = table({"training": number(0), "pass": number(0), "epochs": array("float6
 REPLICA_LOOP = table({"losses": _FLOATS, "began_pass": whole()})
 CALLBACKS = mapping(anything, keys=r"(0|[1-9][0-9]{0,5})\..*")
 
-# What a checkpoint tells of its run: settings in dicts of one level, see train/identity.py.
+# `about` of a checkpoint: settings in dicts of one level, see identity.py.
 _SETTINGS = table({"exchange": text}, {".*": plain}, absent=("exchange",))
 ABOUT = table({"settings": _SETTINGS, "environment": mapping(text), "digests": mapping(text)}, absent=("digests",))
 ABOUT_LOOP = table({"environment": mapping(text)}, {".*": anything}, absent=("environment",))

@@ -15,10 +15,10 @@ import pytest
 
 import gradloom as gl
 from gradloom import nn
-from gradloom.train.log_files import CsvFile, Lines, read_metrics
-from gradloom.train.run_folder import RunFolder, read_run, runs_in
+from gradloom.runs.folder import RunFolder, read_run, runs_in
+from gradloom.runs.log_files import CsvFile, Lines, read_metrics
 from tests import processes
-from tests.train.test_run_folder import content, trained, value_in
+from tests.runs.test_run_folder import content, trained, value_in
 
 FILES = ("run.json", "settings.toml", "metrics.jsonl", "metrics.csv", "samples.jsonl")
 INSIDE = ("checkpoints/step-000003.json", "checkpoints/step-000003.safetensors", "checkpoints/step-000009.json")
@@ -111,7 +111,7 @@ def test_is_refused_before_a_step(tmp_path, monkeypatch, name, make):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 def test_files_that_may_not_be_read(name):
     script = (
-        "import gradloom as gl, os, sys\nfrom gradloom.train.run_folder import RunFolder, runs_in\n"
+        "import gradloom as gl, os, sys\nfrom gradloom.runs.folder import RunFolder, runs_in\n"
         f"os.setuid({OTHER})\n"
         "for how in ({}, {'resume': True}, {'overwrite': True}):\n"
         "    try: RunFolder('a', 'fit', **how)\n"
@@ -142,7 +142,7 @@ def test_a_link_that_appears_while_a_run_lives(tmp_path):
     away = tmp_path / "away"
     trained(away, 1, "interrupted")
     before, told = content(away), []
-    run = RunFolder(tmp_path / "a", "fit", tell=told.append)
+    run = RunFolder(tmp_path / "a", "fit", on_line=told.append)
     run.appended.append("metrics.jsonl")
     run.path("run.json")
     for name in ("run.json", "metrics.jsonl"):

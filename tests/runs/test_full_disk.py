@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.train.run_folder import RunFolder, read_run
+from gradloom.runs.folder import RunFolder, read_run
 from tests.processes import environment
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
@@ -126,7 +126,7 @@ def test_files_that_may_not_grow(tmp_path, bytes):
     code = f"""
         import resource
         from pathlib import Path
-        from tests.train.test_full_disk import At, fit, is_whole
+        from tests.runs.test_full_disk import At, fit, is_whole
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes}, resource.RLIM_INFINITY))
         is_whole(fit(Path({str(tmp_path)!r}) / "run", At(1, limit), checkpoint_every="2steps", log=("csv",)))

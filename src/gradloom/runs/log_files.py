@@ -1,8 +1,7 @@
-"""The files of a log: metrics.jsonl, which a run always has, and what is made of its lines: a CSV file, TensorBoard's
-event files.
+"""The files of a log: metrics.jsonl, which a run always has, and files with the same lines: CSV, TensorBoard's events.
 
-A line is one JSON object: numbers, texts and null. A number that is not finite is null, and "not_finite" says what it
-was: {"loss": null, "not_finite": {"loss": "nan"}}.
+A line is one JSON object: numbers, texts and null. A number that is not finite is null, and "not_finite" holds its
+text: {"loss": null, "not_finite": {"loss": "nan"}}.
 """
 
 from __future__ import annotations
@@ -63,22 +62,22 @@ def text_of(record: Mapping[str, Any]) -> str:
     return json.dumps(record, allow_nan=False) + "\n"
 
 
-class MadeOfLines(Protocol):
-    """A file that is made of the lines of metrics.jsonl."""
+class DerivedFile(Protocol):
+    """A file with the lines of metrics.jsonl in another format."""
 
     def begin(self, folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write it anew, with these lines."""
+        """Rewrite it with these lines."""
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """One line more."""
+        """Append a line."""
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close it."""
 
 
 class _Appended:
-    """A file that grows at its end, by whole pieces of text: a piece that cannot be written leaves nothing behind. It
-    stays open when the folder of a run takes another place. size: the bytes that it keeps of what it holds.
+    """A file that is appended to by whole pieces of text: a piece that cannot be written is cut off again. It stays
+    open when the folder of a run is renamed. size: bytes of its present content that are kept.
 
     A link is refused. A file that also has a name elsewhere (a hard link) is replaced by a copy: the other one stays.
     """
@@ -108,7 +107,7 @@ class _Appended:
         data = text.encode()
         left = memoryview(data)
         try:
-            while left:  # once, unless the disk is full: then the second write tells why
+            while left:  # once, unless the disk is full: then the second write raises
                 left = left[os.write(self._file, left) :]
         except OSError:
             self.cut(self.size)
@@ -122,13 +121,13 @@ class _Appended:
 class Lines:
     """metrics.jsonl: a line is one write to the end of the file. `size`: the bytes of whole lines.
 
-    What is longer, of a line that was cut short or of a run that was resumed from an earlier step, is cut when the next
-    line is written. made: the other files, written anew when this one is opened.
+    Bytes beyond it, of an incomplete line or of a run that was resumed from an earlier step, are cut when the next line
+    is written. derived: the other files, rewritten when this one is opened.
     """
 
-    def __init__(self, made: Sequence[MadeOfLines] = ()) -> None:
+    def __init__(self, derived: Sequence[DerivedFile] = ()) -> None:
         self.size = 0
-        self._made = made
+        self._derived = derived
         self._file: _Appended | None = None
 
     def add(self, folder: Path, record: Mapping[str, Any]) -> None:
@@ -138,15 +137,15 @@ class Lines:
         assert self._file is not None
         self._file.add(text_of(record))
         self.size = self._file.size
-        with contextlib.ExitStack() as each_is_told:  # the others, too, when one fails
-            for each in reversed(self._made):
-                each_is_told.callback(each.add, record)
+        with contextlib.ExitStack() as stack:  # the others, too, when one fails
+            for each in reversed(self._derived):
+                stack.callback(each.add, record)
 
     def _open(self, folder: Path) -> None:
         file = _Appended(folder / LINES, self.size)
         try:
-            lines = _parsed(file.kept, folder / LINES) if self._made else []
-            for each in self._made:
+            lines = _parsed(file.kept, folder / LINES) if self._derived else []
+            for each in self._derived:
                 each.begin(folder, lines)
         except BaseException:
             file.close()
@@ -158,7 +157,7 @@ class Lines:
         if self._file is not None:
             self._file.close()
             self._file = None
-            for each in self._made:
+            for each in self._derived:
                 each.close()
 
 
@@ -257,4 +256,4 @@ class EventFiles:
             self._writer = None
 
 
-MADE: dict[str, Callable[[], MadeOfLines]] = {"csv": CsvFile, "tensorboard": EventFiles}  # by the words of log=
+DERIVED: dict[str, Callable[[], DerivedFile]] = {"csv": CsvFile, "tensorboard": EventFiles}  # by the names of log=

@@ -1,11 +1,11 @@
-"""The folder of a run: what marks it as one, who may write into it, and what becomes of the run that was there before.
+"""The folder of a run: run.json, one writer, and resuming or replacing the run that it holds.
 
     run.json            this file's: kind and state of the run, when, step and epoch, its numbers, versions
-    checkpoints/        train/checkpoint.py
-    settings.toml, metrics.jsonl, ...    run_files.py: OWN names them all
+    checkpoints/        checkpoint.py
+    settings.toml, metrics.jsonl, ...    files.py: OWN has all names
 
-A run begins to write with its first completed step. Where the folder holds an older run, the files of the new one lie
-in .gradloom.new until its first checkpoint is complete; then they take the place of the old ones (run_files.py).
+A run begins to write with its first completed step. Where the folder holds an older run, the files of the new one are
+in .gradloom.new until its first checkpoint is complete; then they replace the old ones (files.py).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ..files.checkpoint_files import Saved, manifests, plain, remove_unnamed
 from ..files.inside import opened
 from ..files.lock import is_locked
 from ..files.targets import reason_of
-from .checkpoint import Checkpoints, say
-from .run_files import CLEAR, MOVE, NEW, OWN, PLACES, check_appended, check_files, lost, recover, remove, take_over
+from .checkpoint import Checkpoints, print_line
+from .files import CLEAR, MOVE, NEW, OWN, PLACES, check_appended, check_files, lost, recover, remove, replace_old
 
 KINDS = ("fit", "finetune", "loop", "dp_train")
 STATES = ("running", "finished", "interrupted", "failed")
@@ -47,13 +47,13 @@ _open: weakref.WeakValueDictionary[Path, RunFolder] = weakref.WeakValueDictionar
 
 
 class RunFolder:
-    """The folder of one run, which nobody else writes into until `end`.
+    """The folder of one run; no other run can write to it until `end`.
 
-    resume     go on from the newest checkpoint: `resumed`. Where there is none the run starts anew, which is said
+    resume     continue from the newest checkpoint: `resumed`. Without any the run starts anew, which is printed
     overwrite  an unfinished run in the folder is replaced, as a finished one always is, as soon as there is a
                checkpoint of this one. Without both arguments an unfinished run that has a checkpoint is a FileError
-    keep, on_error   of its checkpoints, see Checkpoints
-    tell       gets one line for each thing to know
+    keep, on_error   see Checkpoints
+    on_line    called with each line for the user
 
     FileError also where another run writes there, where a run of another kind is to be resumed, or one of whose
     checkpoints none can be read.
@@ -68,7 +68,7 @@ class RunFolder:
         overwrite: bool = False,
         keep: int = 3,
         on_error: str = "warn",
-        tell: Callable[[str], object] = say,
+        on_line: Callable[[str], object] = print_line,
     ) -> None:
         if kind not in KINDS:
             raise SettingError(f"kind: {kind!r} is not known; need one of {', '.join(KINDS)}")
@@ -78,14 +78,14 @@ class RunFolder:
         self.shown, self.kind = Path(path), kind
         self.folder = Path(os.path.realpath(path))
         self.checkpoints = Checkpoints(
-            lambda: self._place / "checkpoints", keep, on_error=on_error, tell=tell,
+            lambda: self._place / "checkpoints", keep, on_error=on_error, on_line=on_line,
             on_begin=self._mark_first, on_saved=self._saved,
         )  # fmt: skip
         self.resumed: Saved | None = None
         self.files: dict[str, Callable[[], bytes]] = {}  # written with run.json, before the first checkpoint
         self.appended: list[str] = []  # files that lines are added to: there with run.json, empty until the first line
-        self.saved: collections.deque[Path] = collections.deque()  # checkpoints that nobody was told of yet
-        self._tell = tell
+        self.saved: collections.deque[Path] = collections.deque()  # checkpoints that no event has reported yet
+        self._print = on_line
         self._lock = threading.RLock()  # of the files' places
         self._marked = self._ended = False
         self._about: dict[str, Any] = {"kind": kind, "state": "running", "begun": _now(), "ended": None}
@@ -107,7 +107,7 @@ class RunFolder:
             raise
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
-        """Look at what is there, and decide what becomes of it."""
+        """Read the present files; decide whether the run is resumed, replaced or refused."""
         old, (listed, bad) = _read(self.folder / "run.json"), manifests(self.folder / "checkpoints")
         steps = [one.step for one in listed] or sorted(bad, reverse=True)  # the newest first
         state = "unfinished" if old is None or old["state"] == "running" else old["state"]
@@ -122,7 +122,7 @@ class RunFolder:
             if self.resumed is not None:
                 if gone:
                     what = f"the manifest of the checkpoint of step {gone[-1]} is gone"
-                    self._tell(f"{self.shown}: {what}; that of step {self.resumed.step} is used")
+                    self._print(f"{self.shown}: {what}; that of step {self.resumed.step} is used")
                 if old is not None and old["kind"] != self.kind:
                     raise FileError(f"{self.shown}: holds a run of {old['kind']}; need one of {self.kind} to resume")
                 kept = ("begun", "epoch", "latest", "best", "went_on")
@@ -133,7 +133,7 @@ class RunFolder:
                 need = "need one of them whole, or --overwrite (overwrite=True) to start anew"
                 raise FileError(f"{self.shown}: holds checkpoints, and none of them can be read; {need}")
             self._need_manifests(gone)
-            self._tell(f"{self.shown}: there is no checkpoint to resume from; the run starts anew")
+            self._print(f"{self.shown}: there is no checkpoint to resume from; the run starts anew")
         elif steps and state != "finished" and not overwrite:
             at = f"at step {steps[0]}" if state == "unfinished" else f"{state} at step {steps[0]}"
             need = "need --resume to go on with it or --overwrite to replace it (resume=True, overwrite=True)"
@@ -143,7 +143,7 @@ class RunFolder:
         self._staged = old is not None or bool(steps or gone)
         if self._staged and not resume:
             what = "finished run" if state == "finished" else "unfinished run"
-            self._tell(f"{self.shown}: the {what} in it is replaced at the first checkpoint of this one")
+            self._print(f"{self.shown}: the {what} in it is replaced at the first checkpoint of this one")
 
     def _need_manifests(self, gone: list[int]) -> None:
         """FileError where the checkpoints of these steps have lost their manifests, and there is no other one."""
@@ -166,9 +166,9 @@ class RunFolder:
             return self.folder
 
     def path(self, name: str) -> Path:
-        """Where a file or folder of the run is now: one of OWN. To be asked when there is something to write, after a
-        completed step: it makes the folder that of a run. It changes when the run takes the place of an older one; a
-        file that is open stays open."""
+        """Where a file or folder of the run is now: one of OWN. To be called when there is something to write, after a
+        completed step: it writes run.json. The path changes when the run replaces an older one; an open file stays
+        open."""
         if name not in OWN:
             raise SettingError(f"{name!r} is no name of a run's file; need one of {', '.join(OWN)}")
         with self._lock:
@@ -184,16 +184,16 @@ class RunFolder:
         latest: Mapping[str, Any] | None = None,
         best: Mapping[str, Any] | None = None,
     ) -> None:
-        """How far the run has come: plain values for run.json, which is written with the next checkpoint and at the
-        end. latest, best: numbers by their names, such as {"loss": 0.1, "val_loss": 0.2}."""
+        """Progress of the run: plain values for run.json, which is written with the next checkpoint and at the end.
+        latest, best: numbers by their names, such as {"loss": 0.1, "val_loss": 0.2}."""
         given = {"step": step, "epoch": epoch, "latest": latest, "best": best}
         new = plain({key: value for key, value in given.items() if value is not None})
         with self._lock:
             self._about.update(new)
 
     def note_other(self, environment: Sequence[str]) -> None:
-        """The run goes on from its checkpoint in another environment, such as "precision is bf16 and was f32": its bits
-        are those of no run that is all of one. For run.json."""
+        """Record in run.json that the run was resumed in another environment, such as "precision is bf16 and was f32":
+        its bits are not reproducible in one environment."""
         with self._lock:
             self._about["went_on"] = [
                 *self._about["went_on"],
@@ -201,7 +201,7 @@ class RunFolder:
             ]
 
     def _mark(self) -> None:
-        """The run has something to write: run.json is there from now on."""
+        """Write run.json, settings and empty logs, at the first call."""
         if not self._marked:
             with self._lock:
                 try:
@@ -217,8 +217,8 @@ class RunFolder:
                 self._marked = True
 
     def _mark_first(self) -> None:
-        """Before the files of a checkpoint: who finds its manifest finds run.json and the settings, too. Where they
-        cannot be written it is saved all the same, and `_saved` tells why."""
+        """Before the files of a checkpoint: where its manifest is, run.json and the settings are, too. Where they
+        cannot be written the checkpoint is saved anyway, and `_saved` reports the reason."""
         with contextlib.suppress(OSError, FileError):
             self._marked = self._marked and (self._place / "run.json").exists()  # not where somebody removed the folder
             self._mark()
@@ -228,20 +228,20 @@ class RunFolder:
         write_inside(self._place / "run.json", json.dumps({"format": 1, **about}, indent=1).encode() + b"\n")
 
     def _saved(self, manifest: Path) -> None:
-        """A checkpoint is complete, with or without a run.json beside it; in the thread of its writer."""
+        """A checkpoint is complete, with or without run.json; called in the thread of its writer."""
         with self._lock:
             self._about["step"] = max(self._about["step"], int(re.sub(r"\D", "", manifest.name)))
             failed = self._try_write()
             if self._staged:
-                take_over(self.folder)
+                replace_old(self.folder)
                 self._staged = False
                 failed = failed and self._try_write()  # the old run's files took room
         if failed is not None:
-            self._tell(f"{self.shown}: run.json cannot be written: {failed}; the training goes on")
+            self._print(f"{self.shown}: run.json cannot be written: {failed}; the training goes on")
         self.saved.append(self.folder / "checkpoints" / manifest.name)
 
     def _try_write(self) -> str | None:
-        """Write run.json; why, where that cannot be done."""
+        """Write run.json; returns the reason, where that fails."""
         try:
             self._mark()
             self._write()
@@ -250,10 +250,10 @@ class RunFolder:
         return None
 
     def end(self, state: str, **numbers: Any) -> None:
-        """The run has ended: finished, interrupted or failed. Waits for the writer of checkpoints, tells run.json
-        (numbers: as for `note`) and lets go of the folder. A run that has written nothing leaves nothing, and what it
-        was to replace stays. A finished run whose last checkpoint could not be written is marked as failed, which is
-        said: it can be resumed from the one before. Only the first call counts."""
+        """The run has ended: finished, interrupted or failed. Wait for the writer of checkpoints, update run.json
+        (numbers: as for `note`) and release the folder. A run that has written nothing leaves nothing, and the old run
+        stays. A finished run whose last checkpoint could not be written is marked as failed, and a line is printed: it
+        can be resumed from the one before. Only the first call has an effect."""
         if state not in STATES[1:]:
             raise SettingError(f"state: {state!r} is not known; need one of {', '.join(STATES[1:])}")
         if self._ended:
@@ -268,20 +268,20 @@ class RunFolder:
                 if state == "finished" and lost is not None:
                     last = self.checkpoints.last
                     newest = "it has no checkpoint" if last is None else f"its newest checkpoint is that of step {last}"
-                    self._tell(f"{self.shown}: the training is done, its end (step {lost}) was not saved; {newest}")
+                    self._print(f"{self.shown}: the training is done, its end (step {lost}) was not saved; {newest}")
                     state = "failed"
                 self._about |= {"state": state, "ended": _now()}
                 try:
                     saved = self._staged and bool(manifests(self._place / "checkpoints")[0])  # not in its place yet
                     if saved or (self._staged and self._marked and state == "finished"):  # its result is to come
                         self._write()
-                        take_over(self.folder)
+                        replace_old(self.folder)
                     elif self._staged:
                         remove(self.folder / NEW, everything=True)
                     elif self._marked or (self.resumed is not None and state == "finished"):  # nothing was left to do
                         self._write()
                 except (OSError, FileError) as error:
-                    self._tell(f"{self.shown}: run.json cannot be written: {' '.join(str(error).split())}")
+                    self._print(f"{self.shown}: run.json cannot be written: {' '.join(str(error).split())}")
 
     def __enter__(self) -> RunFolder:
         return self
@@ -309,9 +309,9 @@ def _versions() -> dict[str, str]:
 
 
 def read_run(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What run.json tells: kind, state, begun, ended (ISO 8601, UTC), pid, host, step, epoch, latest, best, versions,
-    went_on (where it was resumed in another environment). None where there is none that can be read. A run whose
-    process was killed still tells "running"."""
+    """The content of run.json: kind, state, begun, ended (ISO 8601, UTC), pid, host, step, epoch, latest, best,
+    versions, went_on (where it was resumed in another environment). None where there is none that can be read. For a
+    run whose process was killed the state is still "running"."""
     return _read(Path(folder) / "run.json")
 
 
@@ -319,21 +319,21 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         with opened(path.parent) as folder, folder.read(path.name) as file:
             about = parse_object(file.read(_RUN_BYTES).decode(), "run.json")
-        said = Described(about, "run.json")
-        said.whole("format", 1), said.text("kind", KINDS), said.text("state", STATES), said.text("begun")
-        said.whole("step", 0), said.whole("epoch", 0), said.whole("pid", 0), said.text("host")
-        said.part("latest"), said.part("best"), said.part("versions")
+        found = Described(about, "run.json")
+        found.whole("format", 1), found.text("kind", KINDS), found.text("state", STATES), found.text("begun")
+        found.whole("step", 0), found.whole("epoch", 0), found.whole("pid", 0), found.text("host")
+        found.part("latest"), found.part("best"), found.part("versions")
         if about.get("ended") is not None:
-            said.text("ended")
+            found.text("ended")
         if "went_on" in about:
-            said.texts("went_on")
+            found.texts("went_on")
     except (OSError, UnicodeDecodeError, FileError, DataError):
         return None
     return about
 
 
 def runs_in(folder: str | os.PathLike[str], depth: int = 6) -> list[tuple[Path, dict[str, Any]]]:
-    """The runs in a folder and below it, (their folder, what read_run tells), in the order of their begin; one whose
+    """The runs in a folder and below it, (their folder, the result of read_run), in the order of their begin; one whose
     process was killed is "interrupted". At most `depth` folders deep and _MOST_FOLDERS in all; links are not followed,
     nor folders whose names begin with a dot."""
     found, level, seen = [], [Path(folder)], 0

@@ -14,7 +14,7 @@ import pytest
 import gradloom as gl
 from gradloom import nn
 from gradloom.files.checkpoint_files import Encoded, read_checkpoint, read_manifest, write_checkpoint
-from gradloom.train.module_state import ModuleState
+from gradloom.runs.module_state import ModuleState
 
 
 @dataclasses.dataclass

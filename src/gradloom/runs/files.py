@@ -1,9 +1,7 @@
-"""The files of a run in its folder: their names, what else may be in their places, and the change from an old run to a
-new one.
+"""The files of a run in its folder: their names, checks of the folder, and the change from an old run to a new one.
 
-The files of a run that is to replace an older one lie in .gradloom.new until its first checkpoint is complete; then
-they take the place of the old ones. Two renames of that folder say how far this has come, so that the next run finishes
-what was cut off:
+The files of a run that replaces an older one are in .gradloom.new until its first checkpoint is complete; then they
+replace the old ones. Two renames of that folder record the progress: the next run finishes an interrupted change.
 
     .gradloom.new     of the new run; it is complete as soon as it holds a checkpoint
     .gradloom.clear   the old run's files are being removed
@@ -37,9 +35,8 @@ PLACES = ("", MOVE, CLEAR)  # where the run.json of a folder is
 
 
 def check_files(folder: Path) -> None:
-    """FileError unless whatever has the name of a run's file is a regular file that can be read, and whatever has that
-    of a folder is one that can be read and written. Links are refused, wherever they lead; the folder of the run may be
-    one."""
+    """FileError unless each name of a run's file is a regular file that can be read, and each name of a folder is one
+    that can be read and written, where they exist. Links are refused; the folder of the run may be one."""
     if not folder.is_dir():
         return
     _need_as_it_is(folder, odd(folder, True), True)
@@ -55,7 +52,7 @@ def check_files(folder: Path) -> None:
 
 
 def check_appended(folder: Path) -> None:
-    """FileError where a file that a run adds to is there and cannot be written."""
+    """FileError where a file that a run appends to exists and cannot be written."""
     for name in APPENDED:
         _need(folder / name, False, writes=True)
 
@@ -75,8 +72,8 @@ def _need_as_it_is(path: Path, why: str | None, is_folder: bool) -> None:
 # ---- the change from an old run to a new one -------------------------------------------------------------------------
 
 
-def take_over(folder: Path) -> None:
-    """The files in .gradloom.new take the place of the old run's. The next call carries on what fails half-way."""
+def replace_old(folder: Path) -> None:
+    """Replace the files of the old run by those in .gradloom.new. The next call finishes an interrupted change."""
     with opened(folder) as home:
         if home.has_folder(NEW) and not home.has_folder(MOVE) and not home.has_folder(CLEAR):
             home.replace(NEW, CLEAR)
@@ -93,18 +90,18 @@ def take_over(folder: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Finish a change that was cut off; remove what a killed run has left that had nothing to save. Arrays without a
-    manifest stay."""
+    """Finish an interrupted change; remove the files of a killed run that had no checkpoint. Arrays without a manifest
+    stay."""
     if _is_folder(folder / NEW) and not manifests(folder / NEW / "checkpoints")[0]:
         remove(folder / NEW, everything=True)
     for name in (NEW, CLEAR, MOVE):
         remove_parts(folder / name)
-    take_over(folder)
+    replace_old(folder)
     remove_parts(folder / "checkpoints")
 
 
 def settle(path: str | os.PathLike[str]) -> None:
-    """Finish a change that was cut off in the folder of a run, so that its files are those of one run. FileError where
+    """Finish an interrupted change in the folder of a run, so that its files are those of one run. FileError where
     another run writes there, or where that cannot be done."""
     if any(os.path.lexists(os.path.join(path, name)) for name in (NEW, CLEAR, MOVE)):
         with claim(path, True, again=True):
@@ -118,8 +115,8 @@ def settle(path: str | os.PathLike[str]) -> None:
 def lost(folder: Path, step: int) -> list[int]:
     """The steps of checkpoints newer than the newest one whose arrays are there and whose manifests are gone.
 
-    step: that of the newest complete checkpoint, as run.json tells; 0 where there was none. A kill leaves arrays
-    without a manifest, too, but those of one checkpoint alone, of a later step.
+    step: that of the newest complete checkpoint, in run.json; 0 where there was none. A killed process leaves arrays
+    without a manifest, too, but of one checkpoint only, of a later step.
     """
     place = folder / "checkpoints"
     newest = max((one.step for one in manifests(place)[0]), default=-1)
@@ -143,8 +140,8 @@ def _move(source: Path, target: Path) -> None:
 
 
 def remove(path: Path, everything: bool = False) -> None:
-    """Remove a file of a run, or what it has in a folder; what others have put there stays. everything: a folder that
-    is gradloom's own. Of a link the link itself is removed."""
+    """Remove a file of a run, or its files in a folder; other files stay. everything: a folder that is gradloom's own.
+    Of a link the link itself is removed."""
     if not _is_folder(path):
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):
             path.unlink()

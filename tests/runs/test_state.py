@@ -8,7 +8,7 @@ import pytest
 import gradloom as gl
 from gradloom import nn
 from gradloom.data.dataset import Dataset
-from gradloom.step.state import TrainState, difference
+from gradloom.runs.state import TrainState, difference
 
 X = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
 Y = np.random.default_rng(1).integers(0, 3, 40)
@@ -187,7 +187,7 @@ def test_a_state_that_does_not_fit_changes_nothing(change, said):
 def test_a_part_that_cannot_be_loaded_is_refused():
     made = trainer()
     made.train_state.register("mine", lambda: {"best": 1.0})
-    with pytest.raises(gl.TrainError, match="load: mine can be saved and not loaded; need load_state beside its state"):
+    with pytest.raises(gl.TrainError, match="load: mine can be saved and not loaded; requires load_state"):
         made.train_state.load(made.train_state.collect())
 
 

@@ -15,7 +15,7 @@ import gradloom as gl
 from gradloom import nn, optim
 from gradloom.files import checkpoint_files
 from gradloom.parallel.communicator import checksum
-from gradloom.train.run_folder import read_run
+from gradloom.runs.folder import read_run
 from tests import processes
 
 X = np.random.default_rng(0).normal(size=(46, 4)).astype(np.float32)
@@ -108,7 +108,7 @@ def by_trainer(folder: str, kill: int = 0, resume: bool = True) -> None:
 
 
 def ended(how: str, *arguments: Any) -> tuple[str, str, int]:
-    code = f"from tests.train import test_own_loop as t\nt.{how}(*{arguments!r})"
+    code = f"from tests.runs import test_own_loop as t\nt.{how}(*{arguments!r})"
     process = processes.start([sys.executable, "-c", code], env=processes.environment())
     out, err = process.communicate(timeout=120)
     return out, err, process.returncode
