@@ -19,8 +19,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..base.finetune_options import TuneOptions
+from ..base.options import default_bits
 from ..base.record import difference, differences, flat
 from ..base.settings import switches
+from ..base.training_options import TrainerOptions
 from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
 from ..graph.stored import Stored
@@ -42,6 +45,7 @@ from .trainer import Trainer
 
 SHOWN = 8  # differences in a message
 EARLIER = {"precision": "f32", "flush": "False"}  # of the environment, where a checkpoint was written before the choice
+DEFAULTS = default_bits(TrainerOptions, TuneOptions)  # a checkpoint lacks options that its version did not have
 BUILDS = 4  # of a dynamic graph: does it change by itself?
 GRAPHS = {
     "graph": "the graph of a step differs",
@@ -112,16 +116,10 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
         "model": {name: f"{p.dtype.name}{list(p.shape)}" for name, p in objective.named().items()},
         "frozen": sorted(name for name, p in objective.named().items() if not p.trainable),
         "optimizer": optimizer_of(optimizer),
-        "seed": trainer.seed,
         "accumulate": trainer.accumulate,
-        "max_norm": trainer.max_norm,
-        "max_value": trainer.max_value,
-        "ema": 0.0 if trainer.optimizer_state.average is None else trainer.optimizer_state.average.decay,
-        "freeze": list(objective.freeze),
+        **trainer.bits,
         "class_weights": None if weights is None else weights.tolist(),
-        "on_nonfinite": "skip" if trainer.local.skips else "stop",
         "dynamic": trainer.dynamic,
-        "exchange": "none" if trainer.split is None else trainer.split.exchange,
     }
 
 
@@ -205,6 +203,7 @@ class Identity:
             flat({name: value for name, value in settings.items() if name not in missing and name not in lost})
             for settings in (self.settings, known)
         )
+        theirs = {name: value for name, value in DEFAULTS.items() if name in mine and mine[name] == value} | theirs
         crossed = {mine.get("exchange"), theirs.get("exchange")} == {"none", "ordered"}
         without = {"exchange", "graph"} if crossed else set()  # ranks end a step by another graph, with the same bits
         every = [name for name in {**mine, **theirs} if name not in without and not name.startswith(OPTION)]
