@@ -46,6 +46,12 @@ def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+def is_file(inside: list[str]) -> bool:
+    """Of Python, or of types alone; the native parts are no files of the package."""
+    path = PACKAGE.joinpath(*inside)
+    return path.with_suffix(".py").exists() or (not path.name.startswith("_") and path.with_suffix(".pyi").exists())
+
+
 def imported(path: Path) -> Iterator[tuple[str, int]]:
     """(module inside the package as "plan/check.py" or "plan", line) of every import, wherever it stands."""
     here = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -63,13 +69,11 @@ def imported(path: Path) -> Iterator[tuple[str, int]]:
             if parts[0] != "gradloom":
                 continue
             inside = parts[1:]
-            while inside and not (
-                PACKAGE.joinpath(*inside).is_dir() or PACKAGE.joinpath(*inside).with_suffix(".py").exists()
-            ):
+            while inside and not (PACKAGE.joinpath(*inside).is_dir() or is_file(inside)):
                 if inside in (["_core"], ["_cells"]):
                     break
                 inside = inside[:-1]  # a name of the module before it
-            as_file = inside and PACKAGE.joinpath(*inside).with_suffix(".py").exists()
+            as_file = inside and is_file(inside)
             yield "/".join(inside) + (".py" if as_file else ""), node.lineno
 
 

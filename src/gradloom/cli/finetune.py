@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..base.memory import resident_peak, show_bytes
 from .common import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
 
 
-def run(asked: Asked[FinetuneSettings]) -> int:
+def run(asked: Asked[Any]) -> int:
     """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
 
     What trains and how much memory it needs is said before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
@@ -58,7 +58,7 @@ finetune = command(FinetuneSettings, run, "finetune")
 
 
 def _prepare(
-    use: FinetuneSettings, ranks: Communicator | None, inputs: Inputs, claimed: contextlib.ExitStack
+    use: Any, ranks: Communicator | None, inputs: Inputs, claimed: contextlib.ExitStack
 ) -> tuple[Run, MemoryPlan]:
     """Everything up to the first step: read, planned, announced; what cannot be is refused. The place to write is
     claimed until `claimed` is closed."""
@@ -103,7 +103,7 @@ def _prepare(
     return run, planned
 
 
-def _check_place(use: FinetuneSettings, *inputs: str) -> None:
+def _check_place(use: Any, *inputs: str) -> None:
     """That what is trained can be written there and replaces none of the inputs, before it is trained."""
     from ..base.errors import SettingError
     from ..files import check_target, refuse_input
@@ -140,7 +140,7 @@ def _announce(run: Run, device: str | None) -> None:
         say(f"on {device}: {backend(device, switches()).available()[1]}")
 
 
-def _settings(run: Run, use: FinetuneSettings, inputs: Inputs) -> bytes:
+def _settings(run: Run, use: Any, inputs: Inputs) -> bytes:
     """The text of settings.toml: every setting as it was decided."""
     decided = {name: getattr(run, name) for name in ("context", "batch_size", "micro_batch_size")}
     ranks = 1 if run.ranks is None else run.ranks.size
@@ -148,7 +148,7 @@ def _settings(run: Run, use: FinetuneSettings, inputs: Inputs) -> bytes:
     return saved(replace(use, **decided), "finetune", inputs, ranks, **told)
 
 
-def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
+def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
     from ..base.errors import GradloomError, TrainError
     from ..llm.data_files import data_files
     from ..llm.evaluate import evaluate
@@ -243,7 +243,7 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     return 0 if interruption is None else exit_code(interruption)
 
 
-def _tell_nothing(run: Run, use: FinetuneSettings, interrupted: bool) -> None:
+def _tell_nothing(run: Run, use: Any, interrupted: bool) -> None:
     """The JSON object of a run that ended before its first step: nothing is saved."""
     if use.json and not is_quiet():
         print(json_text(run.report | {"data_file": use.data, "out": None, "interrupted": interrupted}))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..base.fit_options import FitOptions, Group
+from ..base.options import values_of
+from ..base.training_options import DeviceOptions
 from .common import (
     exit_code,
     going_on,
@@ -30,7 +32,7 @@ from .fit_report import (
     validation_sets,
     write_result,
 )
-from .fit_settings import FitSettings, Group, prepared, settle
+from .fit_settings import FitSettings, prepared, settle
 from .saved_settings import SETTINGS, Inputs, beside_run
 from .setting import settings_of
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from ..train.result import EpochResult
 
 
-def run(asked: Asked[FitSettings]) -> int:
+def run(asked: Asked[Any]) -> int:
     """Train a model on a table, arrays or images, and save it.
 
     Text targets and whole-number targets with at most 20 values are classes, other numbers a regression. Where the data
@@ -53,7 +55,7 @@ def run(asked: Asked[FitSettings]) -> int:
 fit = command(FitSettings, run, "fit")
 
 
-def _fit(use: FitSettings, ranks: Communicator | None) -> int:
+def _fit(use: Any, ranks: Communicator | None) -> int:
     from ..base.patterns import matched
     from ..data import read_table
     from ..files import claim, refuse_input
@@ -180,32 +182,16 @@ def _group(group: Group, steps: int) -> dict[str, Any]:
 
 def _train(job: Job, optimizer: Any) -> list[EpochResult]:
     use = job.use
+    given = values_of(use, FitOptions, DeviceOptions) | {"parallel": job.ranks, "run": use.out}
+    own = vars(job.recipe)
     return job.recipe.fit(
         job.net,
         job.data,
         optimizer=optimizer,
-        micro_batch_size=use.micro_batch_size,
-        parallel=job.ranks,
-        exchange=use.exchange or "ordered",
         val=job.val or None,
-        eval_every=use.eval_every or "1epoch",
-        eval_rows=use.eval_rows,
         metrics=job.ending[1],
-        max_norm=use.max_norm or math.inf,
-        ema=use.ema,
-        freeze=use.freeze or (),
         class_weight=use.class_weight,
-        on_nonfinite=use.on_nonfinite,
         callbacks=[*job.stopping, job.watch],
         progress=shows_reports(),
-        precision=use.precision,
-        threads=use.threads,
-        device=use.device,
-        run=use.out,
-        log=use.log or (),
-        resume=use.resume,
-        overwrite=use.overwrite,
-        checkpoint_every=use.checkpoint_every,
-        keep=use.keep,
-        stop_after=use.stop_after,
+        **{name: value for name, value in given.items() if value is not None and name not in own},
     )

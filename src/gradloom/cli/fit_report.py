@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Job:
     """A fit: its settings, its data, its model."""
 
-    use: FitSettings
+    use: Any
     recipe: Recipe
     table: Table
     net: Any
@@ -137,7 +137,7 @@ class Job:
         return Model(self.net, self.table.preprocess, self.about(ending), metrics, uses)
 
 
-def _sizes(use: FitSettings) -> dict[str, Any]:
+def _sizes(use: Any) -> dict[str, Any]:
     return {
         "hidden": use.hidden, "epochs": use.epochs, "batch_size": use.batch_size,
         "micro_batch_size": use.micro_batch_size, "lr": use.lr, "loss": use.loss, "precision": use.precision,
@@ -158,7 +158,7 @@ def _for_loss(data: Dataset, job: Job) -> Dataset:
     return made
 
 
-def validation_sets(use: FitSettings, table: Table) -> dict[str, Dataset]:
+def validation_sets(use: Any, table: Table) -> dict[str, Dataset]:
     """The files of --val, by name, as the model takes them; rows without a target that it knows are left out, and said.
 
     DataError for a file without targets."""

@@ -3,198 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from .common import Json
-from .run_settings import (
-    CheckpointEvery,
-    Device,
-    EvalEvery,
-    EvalRows,
-    Exchange,
-    Keep,
-    LogKinds,
-    MaxNorm,
-    OnNonfinite,
-    Optimizer,
-    Parallel,
-    Precision,
-    StopAfter,
-    Threads,
-    check_device,
-    overwrite_option,
-    resume_option,
-)
-from .setting import UNSAVED, Count, Decay, Limit, Name, Place, Rate, Share, Text, Whole, commas, decided
+from ..base.fit_options import FitOptions, FitOutput, NetworkOptions, TableOptions
+from ..base.training_options import DeviceOptions
+from .run_settings import check_device
+from .setting import command_settings
 
 if TYPE_CHECKING:
     from ..data import Table
     from ..parallel.communicator import Communicator
     from ..tables.recipe import Recipe
 
-Width = Annotated[int, Limit("a width", (("ge", 1), ("le", (1 << 31) - 1)))]
-Widths = Annotated[list[Width], Limit("whole numbers of at least 1, such as 64,64, below 2**31; or nothing: no layer")]
-
-
-@dataclass(frozen=True)
-class Group:
-    """[[groups]] of a settings file: other settings for the weights whose names match (see gl.optim.Optimizer)."""
-
-    match: Annotated[str, Limit("a pattern such as *.bias", (("min_length", 1),))]
-    lr: Rate | None = None
-    weight_decay: Decay | None = None
-
-
-def _named_file(text: str) -> dict[str, str]:
-    """NAME=FILE, or FILE, whose name is "val"."""
-    name, equals, file = text.partition("=")
-    return {name: file} if equals and name.isidentifier() else {"val": text}
-
-
-def _widths(text: str) -> list[int | str]:
-    return [int(part) if part.isdecimal() and len(part) < 20 else part for part in commas(text)]
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """What a fit does. None: the data decide (see settle)."""
-
-    data: Annotated[Place, typer.Argument(help="A .csv, .csv.gz, .parquet or .npz file, or a folder of idx files.")]
-    target: Annotated[str | None, typer.Option(help="Column or array to predict. [default: the last column]")] = None
-    task: Annotated[
-        Literal["classification", "regression"] | None,
-        typer.Option(help="classification or regression. [default: from the target]"),
-    ] = None
-    drop: Annotated[
-        list[Name] | None, Text(commas), typer.Option(help="Columns that are not used, such as a,b. [default: none]")
-    ] = None
-    categorical: Annotated[
-        list[Name] | None, Text(commas), typer.Option(help="Columns that are categories, whatever they hold.")
-    ] = None
-    numeric: Annotated[
-        list[Name] | None, Text(commas), typer.Option(help="Columns that are numbers, whatever they look like.")
-    ] = None
-    time: Annotated[
-        Name | None, typer.Option(help="A column of dates or times: the latest rows are those of the test.")
-    ] = None
-    weight_column: Annotated[
-        Name | None, typer.Option(help="A column that says how much each row weighs in training.")
-    ] = None
-    missing: Annotated[
-        list[Name] | None,
-        Text(commas),
-        typer.Option(help="Words that are missing values, such as unknown,-999, besides NA, ? and the like."),
-    ] = None
-    encoding: Annotated[
-        Name | None, typer.Option(help="Encoding of the text files, such as cp1252. [default: utf-8]")
-    ] = None
-    test: Annotated[Place | None, typer.Option(help="A file of test rows. [default: a fifth of the rows]")] = None
-    hidden: Annotated[
-        Widths, Text(_widths),
-        typer.Option(help="Widths of the hidden layers, such as 64,64. [default: 128,128; images 500]"),
-    ] = decided  # fmt: skip
-    dropout: Annotated[
-        Share,
-        typer.Option(
-            help="Share of each hidden layer's outputs that a training step leaves out; 0: none. "
-            "[default: 0.1; images 0]"
-        ),
-    ] = decided
-    ensemble: Annotated[
-        Whole, typer.Option(help="Networks that learn a table side by side and are averaged. [default: 8]")
-    ] = decided
-    epochs: Annotated[Whole, typer.Option(help="Passes over the training rows. [default: by their number]")] = decided
-    batch_size: Annotated[Whole, typer.Option(help="Rows per step. [default: by their number]")] = decided
-    micro_batch_size: Annotated[
-        Whole,
-        typer.Option(
-            help="Rows computed at a time; gradients add up to the batch. [default: the batch, or a rank's share]"
-        ),
-    ] = decided
-    lr: Annotated[
-        Rate,
-        typer.Option(
-            help="Learning rate at the start; it falls to 0 by a cosine. [default: 0.002; images 0.003; sgd 0.05]"
-        ),
-    ] = decided
-    optimizer: Annotated[
-        Optimizer,
-        Text(str.lower),
-        typer.Option(
-            help="adamw (weight decay 0.05, images 0.01), sgd (momentum 0.9), adam, lion, rmsprop, adafactor, muon."
-        ),
-    ] = "adamw"
-    groups: list[Group] | None = None
-    loss: Annotated[
-        Literal["cross_entropy", "mse"],
-        typer.Option(help="cross_entropy or mse. [default: cross_entropy for classes, else mse]"),
-    ] = decided
-    val_split: Annotated[
-        Share, typer.Option(help="Share of the training rows to validate on. [default: none of a table, 0.05 of idx]")
-    ] = decided
-    folds: Annotated[
-        Count,
-        typer.Option(
-            help="Parts of a table's training rows: each network trains without one, and that validates it; 0: none. "
-            "[default: as many as networks]"
-        ),
-    ] = decided
-    val: Annotated[
-        dict[str, Place] | None,
-        Text(_named_file),
-        typer.Option(
-            help="A file to validate on, in place of --val-split; several as NAME=FILE. May be given more than once."
-        ),
-    ] = None
-    eval_every: EvalEvery = None
-    eval_rows: EvalRows = None
-    patience: Annotated[
-        Count,
-        typer.Option(
-            help="End after so many evaluations without improvement, with the best weights; 0: never. "
-            "[default: 15 for a table that is validated]"
-        ),
-    ] = decided
-    monitor: Annotated[
-        str | None, typer.Option(help="What is to improve: val_loss, val_accuracy, NAME.loss. [default: the loss]")
-    ] = None
-    metric: Annotated[
-        Literal[
-            "accuracy", "balanced_accuracy", "f1_macro", "roc_auc", "log_loss", "brier", "rmse", "mae", "r2"
-        ] | None,
-        typer.Option(help="The score of the validation rows that --patience waits for. [default: the loss]"),
-    ] = None  # fmt: skip
-    max_norm: MaxNorm = None
-    ema: Annotated[
-        Share, typer.Option(help="Decay of a moving average of the weights, which is validated and saved; 0: none.")
-    ] = 0.0
-    freeze: Annotated[
-        list[Name] | None,
-        typer.Option(help="Weights that stay as they are: a pattern such as 0.*. May be given more than once."),
-    ] = None
-    class_weight: Annotated[
-        Literal["balanced"] | None,
-        typer.Option(help="balanced: all classes weigh the same in training and its validation."),
-    ] = None
-    on_nonfinite: OnNonfinite = "stop"
-    seed: Annotated[Count, typer.Option(help="Of the weights, the split and the order of the rows.")] = 0
-    precision: Precision = decided
-    device: Device = None
-    threads: Threads = None
-    parallel: Parallel = None
-    exchange: Exchange = None
-    checkpoint_every: CheckpointEvery = None
-    keep: Keep = None
-    stop_after: StopAfter = None
-    log: LogKinds = None
-    resume: Annotated[bool, UNSAVED, resume_option("--out")] = False
-    overwrite: Annotated[bool, UNSAVED, overwrite_option("--out")] = False
-    out: Annotated[Place, UNSAVED, typer.Option(help="Folder for model.safetensors and result.json.")] = "gradloom-out"
-    json: Annotated[Json, UNSAVED] = False
-
+# What a fit does. None: the data decide (see settle)
+FitSettings: Any = command_settings("fit", TableOptions, NetworkOptions, FitOptions, DeviceOptions, FitOutput)
 
 # Settings that may be others when a run goes on, or of which it knows more than their text
 MAY_CHANGE = (
@@ -203,7 +26,7 @@ MAY_CHANGE = (
 )  # fmt: skip
 
 
-def prepared(asked: FitSettings) -> FitSettings:
+def prepared(asked: Any) -> Any:
     """With the settings that are decided before reading; SettingError for settings that exclude each other."""
     from ..base.errors import SettingError
     from ..base.settings import as_precision
@@ -229,7 +52,7 @@ def prepared(asked: FitSettings) -> FitSettings:
     return replace(asked, val_split=recipe.val_split, folds=recipe.folds)
 
 
-def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> tuple[FitSettings, Recipe]:
+def settle(asked: Any, table: Table, ranks: Communicator | None) -> tuple[Any, Recipe]:
     """(all settings, those of the training): defaults follow from the kind and the number of the training rows."""
     from ..base.errors import SettingError
     from ..parallel.agree import share_of
@@ -252,7 +75,7 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> tupl
     return use, recipe
 
 
-def rows_of(use: FitSettings, table: Table) -> tuple[int, int]:
+def rows_of(use: Any, table: Table) -> tuple[int, int]:
     """(training rows, validation rows); those of folds are both."""
     if use.folds:
         return table.train.n, table.train.n

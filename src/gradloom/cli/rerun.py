@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..base.options import Place
 from .common import Exchange, Json, Parallel, Threads, join, need_place, need_whole, to_paste, warn
 from .config import Asked
 from .finetune import run as run_finetune
@@ -15,7 +16,7 @@ from .finetune_settings import FinetuneSettings, run_beside
 from .fit import run as run_fit
 from .fit_settings import FitSettings
 from .saved_settings import SETTINGS, bits_of, digest
-from .setting import Place, checked
+from .setting import checked
 from .settings_file import parse_toml, read
 
 _COMMANDS: dict[str, tuple[Any, Any]] = {

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..base.errors import FileError, GradloomError
+from ..base.options import Place
 from .common import command_line
 from .config import Asked
-from .setting import Place, checked, settings_of, shown
+from .setting import checked, settings_of, shown
 from .settings_file import parse_toml, read, save
 
 SETTINGS = "settings.toml"

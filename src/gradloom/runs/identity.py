@@ -17,9 +17,12 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..base.finetune_options import TuneOptions
+from ..base.options import default_bits
 from ..base.record import difference, differences, flat
 from ..base.settings import switches
 from ..base.terminal import in_one_line
+from ..base.training_options import TrainerOptions
 from ..optim.optimizer import Optimizer
 from ..parallel.communicator import checksum
 from ..plan.schedule import Schedule
@@ -29,6 +32,7 @@ from .state import shown
 
 SHOWN = 8  # differences in a message
 EARLIER = {"precision": "f32", "flush": "False"}  # of the environment, where a checkpoint was written before the choice
+DEFAULTS = default_bits(TrainerOptions, TuneOptions)  # a checkpoint lacks options that its version did not have
 GRAPHS = {
     "graph": "the graph of a step differs",
     "micro-batch": "the graph of a step differs",
@@ -143,6 +147,7 @@ class Identity:
             flat({name: value for name, value in settings.items() if name not in missing and name not in lost})
             for settings in (self.settings, known)
         )
+        theirs = {name: value for name, value in DEFAULTS.items() if name in mine and mine[name] == value} | theirs
         crossed = {mine.get("exchange"), theirs.get("exchange")} == {"none", "ordered"}
         without = {"exchange", "graph"} if crossed else set()  # ranks end a step by another graph, with the same bits
         every = [name for name in {**mine, **theirs} if name not in without and not name.startswith(OPTION)]

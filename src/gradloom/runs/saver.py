@@ -24,8 +24,10 @@ from ..base.arguments import as_bool, as_whole
 from ..base.errors import NonFiniteError, SettingError, TrainError
 from ..base.interrupts import Held, held_back
 from ..base.interval import as_interval
+from ..base.options import values_of
 from ..base.schema import whole
 from ..base.terminal import in_one_line, to_stderr
+from ..base.training_options import SaveOptions
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
 from .events import Resumable, Subscriber, TimeIsUp
@@ -322,12 +324,12 @@ class Saver(Subscriber):
             self.folder.end(self._state)
 
 
-def saver_of(run: str | os.PathLike[str] | None, kind: str, ranks: Communicator | None, **given: Any) -> Saver | None:
-    """The Saver of a run that has a folder, with the arguments that are given; SettingError for arguments of one where
-    there is no folder."""
-    asked = {name: value for name, value in given.items() if value is not None and value is not False}
-    if run is not None:
-        return Saver(run, kind=kind, ranks=ranks, **asked)
+def saver_of(kind: str, ranks: Communicator | None, given: SaveOptions) -> Saver | None:
+    """The Saver of a run that has a folder; SettingError for options of one where there is no folder."""
+    values = values_of(given, SaveOptions)
+    asked = {name: value for name, value in values.items() if value is not None and value is not False}
+    if given.run is not None:
+        return Saver(kind=kind, ranks=ranks, **asked)
     for name, value in asked.items():
         raise SettingError(f"{name}={value!r} is of a run with a folder; need run=FOLDER with it")
     return None

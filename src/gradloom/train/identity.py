@@ -32,16 +32,10 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
         "model": {name: f"{p.dtype.name}{list(p.shape)}" for name, p in objective.named().items()},
         "frozen": sorted(name for name, p in objective.named().items() if not p.trainable),
         "optimizer": optimizer_of(optimizer),
-        "seed": trainer.seed,
         "accumulate": trainer.accumulate,
-        "max_norm": trainer.max_norm,
-        "max_value": trainer.max_value,
-        "ema": 0.0 if trainer.optimizer_state.average is None else trainer.optimizer_state.average.decay,
-        "freeze": list(objective.freeze),
+        **trainer.bits,
         "class_weights": None if weights is None else weights.tolist(),
-        "on_nonfinite": "skip" if trainer.driver.skips else "stop",
         "dynamic": trainer.dynamic,
-        "exchange": trainer.driver.exchange,
     }
 
 

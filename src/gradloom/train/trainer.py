@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterator
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from ..base.dtypes import f32
 from ..base.errors import GradientError, SettingError, ShapeError
 from ..base.habits import AttributeHints
 from ..base.locks import Claim
+from ..base.options import bits_of, taken, takes
 from ..base.settings import switches
+from ..base.training_options import TrainerOptions
 from ..data.dataset import Dataset
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
@@ -47,7 +49,11 @@ from .rank_steps import RankSteps
 from .result import Result
 from .source import FeedSource, RowSource
 from .steps import Steps
-from .trained import Freeze
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .arguments_typed import StepArguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,6 +70,7 @@ def _claims(method: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+@takes(TrainerOptions)
 class Trainer(AttributeHints):
     """Trains a model batch by batch.
 
@@ -78,20 +85,12 @@ class Trainer(AttributeHints):
     accumulate micro-batches per optimiser step
     dynamic    the model's graph may change from call to call: it is built each time, and compiled once for each
                distinct graph
-    seed       of the parameters that are not initialised yet, and of dropout
-    communicator  this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
-               train/rank_steps.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
-    max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it; those of each
-               member of an nn.Ensemble have a norm of their own
-    max_value  and holds each element of them between -max_value and max_value, before it looks at the norm
-    ema        the decay of a moving average of the weights (0: none): it begins as the weights before the first step,
-               each optimiser step moves it, and run_rows with backward=False, predict, step(backward=False) and
-               listeners (tell) see the model with it; running statistics are the model's own. See show_average
-    freeze     patterns of names, such as "embed*": parameters that stay as they are
-    on_nonfinite  what run_rows (and so epoch) does with a batch whose loss or gradient is not finite: "stop" with
-               NonFiniteError, or "skip" it: its rows and its random numbers are consumed, the optimiser's step count,
-               moments and schedule stay, Result.skipped counts it. `step` always stops
-    class_weights  f32 [classes]: in the loss a label weighs so much, times the weight of its row; accuracies have none
+    communicator   this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
+                   train/rank_steps.py
+    class_weights  f32 [classes]: factor of each label's loss, times the weight of its row; accuracies have none
+
+    {options}
+
     The other arguments are those of gl.compile; BackendError for a device that is not there.
 
     One thread at a time uses a trainer (or several trainers of one optimiser with parameters): while it is in a call of
@@ -119,22 +118,16 @@ class Trainer(AttributeHints):
         accumulate: int = 1,
         *,
         dynamic: bool = False,
-        seed: int = 0,
         communicator: Communicator | None = None,
-        exchange: str = "ordered",
-        max_norm: float = math.inf,
-        max_value: float = math.inf,
-        ema: float = 0.0,
-        freeze: Freeze = (),
-        on_nonfinite: str = "stop",
         class_weights: np.ndarray | None = None,
-        **options: Any,
+        **settings: Unpack[StepArguments],
     ) -> None:
+        use, options = taken(TrainerOptions, settings)
         check_options("Trainer", options, Trainer)
         options = with_backend("Trainer", options)
         if build not in ("forward", "grad", "opt"):
             raise SettingError(f"build: {build!r} is not known; need forward, grad or opt")
-        accumulate, seed = as_whole("accumulate", accumulate, 1), as_whole("seed", seed, 0)
+        accumulate, seed = as_whole("accumulate", accumulate, 1), as_whole("seed", use.seed, 0)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             hint = optimizer_hint(optimizer)
             raise SettingError(f"optimizer: got {what_is(optimizer)}; need one of gl.optim, such as {hint}")
@@ -142,12 +135,12 @@ class Trainer(AttributeHints):
         self.optimizer_state = self.optimizer.state or OptimizerState(self.optimizer)
         self.build, self.accumulate, self.seed, self.options = build, accumulate, seed, options
         self.dynamic = as_bool("dynamic", dynamic)
-        self.max_norm, self.max_value = check_max("max_norm", max_norm), check_max("max_value", max_value)
-        ema, state = check_decay("ema", ema), self.optimizer_state
+        self.max_norm, self.max_value = check_max("max_norm", use.max_norm), check_max("max_value", use.max_value)
+        ema, state = check_decay("ema", use.ema), self.optimizer_state
         if ema != (0.0 if state.average is None else state.average.decay):
             state.average = Average(ema) if ema else None
-        check_exchange(exchange)
-        self._check_used(loss, communicator, exchange, class_weights)
+        check_exchange(use.exchange)
+        self._check_used(loss, communicator, use.exchange, class_weights)
         if communicator is not None and "backend" in options:
             with Agreement(communicator).own():
                 options["backend"] = device_of_rank(options["backend"], communicator.rank)
@@ -161,7 +154,7 @@ class Trainer(AttributeHints):
         if communicator is not None and (dynamic or build == "grad"):
             asked = "dynamic=True" if dynamic else "build='grad'"
             raise SettingError(f"{asked}: ranks exchange whole steps of one graph; need one process for that")
-        self.objective = Objective(model, loss, freeze, self.optimizer_state, class_weights)
+        self.objective = Objective(model, loss, use.freeze, self.optimizer_state, class_weights)
         if isinstance(model, Module):
             model.ensure_init(seed)
             if self.optimizer_state.chosen is None:
@@ -172,17 +165,21 @@ class Trainer(AttributeHints):
         self.cache = CompileCache(self.objective, seed, self.dynamic)
         self.train_state = TrainState()
         given = self.objective, self.cache, state
-        settings: dict[str, Any] = {
+        of_steps: dict[str, Any] = {
             "build": build, "accumulate": accumulate, "dynamic": self.dynamic, "seed": seed, "max_norm": self.max_norm,
-            "max_value": self.max_value, "skips": check_skip(on_nonfinite), "options": options,
+            "max_value": self.max_value, "skips": check_skip(use.on_nonfinite), "options": options,
         }  # fmt: skip
         self.driver: Steps = (
-            Steps(*given, **settings) if communicator is None
-            else RankSteps(*given, communicator, exchange, self.train_state, **settings)
+            Steps(*given, **of_steps) if communicator is None
+            else RankSteps(*given, communicator, use.exchange, self.train_state, **of_steps)
         )  # fmt: skip
         parts = TrainerParts(self.objective, state, self.driver, self.written)
         parts.register(self.train_state)
         self.modules = parts.modules
+        self.bits = bits_of(use, TrainerOptions) | {  # compared by a resume
+            "seed": seed, "max_norm": self.max_norm, "max_value": self.max_value, "ema": ema,
+            "freeze": list(self.objective.freeze), "exchange": self.driver.exchange,
+        }  # fmt: skip
         self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.cache.table()
         self._sources: dict[int, RowSource] = {}
 
