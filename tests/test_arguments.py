@@ -184,11 +184,11 @@ class Foreign:
             "the class Flatten; need one that is made",
         ),
         (lambda p: gl.evaluate(nn.Flatten, (X, Y)), GraphError, "got the class Flatten"),
-        (lambda p: gl.Trainer(net(), optimizer=Foreign()), SettingError, "optimizer: got a Foreign; must be"),
+        (lambda p: gl.Trainer(net(), optimizer=Foreign()), SettingError, "optimizer: got a Foreign; need one of gl.op"),
         (
             lambda p: gl.Trainer(net(), optimizer=SGD),
             SettingError,
-            "optimizer: got the class SGD; must be an optimizer of gl.op",
+            "optimizer: got the class SGD; need one of gl.op",
         ),
         (lambda p: SGD(net().parameters()).step({"a": X}), gl.GradientError, "step: got a dict; need the gradients"),
         (lambda p: SGD(net().parameters()).accumulate({}), gl.GradientError, "accumulate: got a dict; need the gra"),
