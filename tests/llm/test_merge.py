@@ -158,7 +158,7 @@ def test_rows_that_are_no_whole_blocks_become_f16_which_is_said(tmp_path):
     done = merge(base.path, tmp_path / "a.gguf", tmp_path / "out.gguf", "q4_0")
     out = open_gguf(tmp_path / "out.gguf")
     assert done.notes == [
-        "2 tensors as f16: rows are no whole blocks of 32 (blk.0.ffn_down.weight, blk.1.ffn_down.weight)"
+        "2 tensors as f16: rows are not a multiple of the block of 32 (blk.0.ffn_down.weight, blk.1.ffn_down.weight)"
     ]
     assert {out.tensors[f"blk.{i}.ffn_down.weight"].kind for i in range(2)} == {"f16"}
     expected = (base.array("blk.0.ffn_down.weight") + np.float32(1)).astype("f2")

@@ -228,8 +228,8 @@ def test_odd_characters_come_back_as_they_were(text):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({1, 2}, "what JSON has not .a set."),
-        (b"x", "what JSON has not .a bytes."),
+        ({1, 2}, "what JSON does not have .a set."),
+        (b"x", "what JSON does not have .a bytes."),
         ({(1, 2): 3}, "a content that is an object"),
     ],
 )
@@ -290,7 +290,7 @@ def spoken(monkeypatch, limits, tmp_path, code):
         f"receive(); answer(b'\"\"'); receive(); receive()\n{code}\n"
     )
     monkeypatch.setattr(template_process, "_SCRIPT", script)
-    limits(seconds=0.1)
+    limits(seconds=0.1, length=1000)
     with pytest.raises(DataError) as caught:
         ChatTemplate(CHATML, chatml()).parts(CHAT)
     return str(caught.value).removeprefix("model.gguf: chat template ")
@@ -299,7 +299,7 @@ def spoken(monkeypatch, limits, tmp_path, code):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("while True: os.write(1, b'x' * 65536)", "fails: its process answers with more than 12419"),
+        ("while True: os.write(1, b'x' * 65536)", "fails: its process answers with more than 42"),
         ("os.write(1, b'[\"x\"')", "fails: its process ends with exit code 0"),
         ("send(b'')", "fails: its process answers with something other than a text"),
         ("send(b'x')", "fails: its process answers with something other than a text"),
@@ -316,7 +316,6 @@ def spoken(monkeypatch, limits, tmp_path, code):
             "answer(b'\"x\"', b'[0,' + b'9' * 5000 + b']', b'[]')",
             "fails: its process answers with something other than",
         ),
-        ("answer(b'\"x\"', b'[' + b'0,' * 5_000_000 + b'0]', b'[]')", "answers with something other than a text"),
         ("answer(b'\"x\"', b'[0]', b'[]')", "fails: its process answers with cuts that are not in the text"),
         ("answer(b'\"x\"', b'[0,2]', b'[]')", "fails: its process answers with cuts that are not in the text"),
         ("answer(b'\"x\"', b'[1,0]', b'[]')", "fails: its process answers with cuts that are not in the text"),

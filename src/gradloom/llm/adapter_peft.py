@@ -1,4 +1,4 @@
-"""Adapters as PEFT's folders: adapter_model.safetensors and adapter_config.json.
+"""Adapters as folders for PEFT: adapter_model.safetensors and adapter_config.json.
 
 Names are those of Hugging Face's modules. Families with interleaved pairs (llama) permute the rows of q and k in GGUF
 files, so the rows of B of q and k are permuted too.
@@ -42,9 +42,9 @@ _ENDS = {f"{tensor}.weight": module for module, tensor in END_MODULES.items()}
 def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGUF, base_name: str = "") -> None:
     """Write adapter_model.safetensors and adapter_config.json, as PEFT loads them for the base on Hugging Face.
 
-    base       the GGUF model, which says how many heads q and k have
-    base_name  base_model_name_or_path of the config; PEFT's user may also load the base himself
-    FileError: an architecture or tensor that has no name there, ranks whose scales one config cannot say.
+    base       the GGUF model, for the number of heads of q and k
+    base_name  base_model_name_or_path of the config; optional, PEFT's users may load the base themselves
+    Raises FileError for an architecture or tensor without a name in PEFT's format.
     """
     check_fits(adapter, base, folder)
     check_alpha(folder, adapter)
@@ -95,9 +95,10 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGU
 
 
 def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
-    """Read PEFT's folder (or the .safetensors in it) for a base; FileError as read_adapter_gguf, or an unknown module.
+    """Read PEFT's folder (or the .safetensors in it) for a base. Raises FileError as
+    read_adapter_gguf, and for an unknown module.
 
-    Scales that differ from pair to pair (alpha_pattern, or ranks under rsLoRA) are folded into lora_b.
+    Scales that differ between pairs (alpha_pattern, or ranks under rsLoRA) are multiplied into lora_b.
     """
     folder = Path(folder)
     folder = folder.parent if folder.suffix == ".safetensors" else folder
@@ -114,7 +115,7 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
             r"(?:base_model\.model\.)?(.+?)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?", key
         )
         if match is None:
-            raise FileError(f"{path}: tensor {key!r} is no part of a pair; need names with lora_A and lora_B")
+            raise FileError(f"{path}: tensor {key!r} is not part of a pair; need names with lora_A and lora_B")
         module, half = match[1], "lora_" + match[2].lower()
         name = _tensor(path, architecture, module)
         if array.ndim != 2 or not array.size:
@@ -151,10 +152,10 @@ def _config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
     except OSError as error:
         raise FileError(
-            f"{path}: {(error.strerror or 'cannot be read').lower()}; PEFT writes it beside the weights"
+            f"{path}: {(error.strerror or 'cannot be read').lower()}; PEFT writes it next to the weights"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: is no JSON ({' '.join(str(error).split())[:80]})") from None
+        raise FileError(f"{path}: is not JSON ({' '.join(str(error).split())[:80]})") from None
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise FileError(f"{path}: peft_type is {kind!r:.60}; need 'LORA'")
@@ -194,7 +195,7 @@ def _is_scale(value: Any) -> bool:
 
 
 def _is_pattern(text: str) -> bool:
-    """A regular expression whose search takes a time that is bounded by the length of a module's name."""
+    """Whether the search for a regular expression takes time bounded by the length of a module's name."""
     plain = re.sub(r"\\.|\(\?:", "", text)
     if len(text) > _PATTERN or re.search(r"\)[*+{?]|\(\?", plain) or len(re.findall(r"[*+{?]", plain)) > 2:
         return False
@@ -206,10 +207,10 @@ def _is_pattern(text: str) -> bool:
 
 
 def _peft_scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
-    """lora_alpha / r of one module, or lora_alpha / sqrt(r) with use_rslora; FileError where r is not its rank."""
-    said = _by_module(config.get("rank_pattern"), module, config["r"])
-    if said != rank:
-        raise FileError(f"{path}: r of {module} is {one_line(said)}; need {rank}, the rank of its tensors")
+    """lora_alpha / r of one module, or lora_alpha / sqrt(r) with use_rslora. Raises FileError if r is not its rank."""
+    expected = _by_module(config.get("rank_pattern"), module, config["r"])
+    if expected != rank:
+        raise FileError(f"{path}: r of {module} is {one_line(expected)}; need {rank}, the rank of its tensors")
     alpha = _by_module(config.get("alpha_pattern"), module, config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
@@ -241,10 +242,8 @@ def _tensor(path: str | os.PathLike[str], architecture: str, module: str) -> str
 def _family(path: str | os.PathLike[str], architecture: str) -> Family:
     family = families.find(architecture)
     if family is None:
-        raise FileError(
-            f"{path}: PEFT's names for architecture {architecture!r} are not known; need one of "
-            + " ".join(families.names())
-        )
+        known = " ".join(families.names())
+        raise FileError(f"{path}: PEFT's names for architecture {architecture!r} are not known; known are {known}")
     return family
 
 
@@ -271,16 +270,16 @@ def _heads(base: GGUF, family: Family, name: str) -> int:
 
 
 def _side_by_side(b: np.ndarray, heads: int) -> np.ndarray:
-    """Rows from Hugging Face's order (halves) into GGUF's (pairs): (0, D/2, 1, D/2+1, ...) of each head."""
+    """Permute rows from Hugging Face's order (halves) to GGUF's (pairs): (0, D/2, 1, D/2+1, ...) of each head."""
     return b.reshape(heads, 2, -1, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
 
 
 def _halves(b: np.ndarray, heads: int) -> np.ndarray:
-    """The way back."""
+    """Inverse of _side_by_side."""
     return b.reshape(heads, -1, 2, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
 
 
 def _whole(value: float) -> float | int:
-    """16 rather than 16.0, and what rounding left beside a whole number."""
+    """16 instead of 16.0, also if rounding left it slightly off a whole number."""
     near = round(value)
     return near if math.isclose(value, near, rel_tol=1e-9) else value

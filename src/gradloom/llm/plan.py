@@ -317,7 +317,7 @@ def placed(who: str, job: Job, gpu_layers: int | str | None, gpu_memory: int | s
     layers, options = layers_for(
         who, job.model.config.layers, gpu_layers, gpu_memory, job.options,
         lambda some: planned(replace(job, layers=some)).plans,
-        head=not trains_head, tells=is_root(job.ranks),
+        head=not trains_head, warn=is_root(job.ranks),
     )  # fmt: skip
     return replace(job, layers=layers, options=options)
 

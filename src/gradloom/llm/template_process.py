@@ -54,7 +54,7 @@ class Limits:
 LIMITS = Limits()
 
 
-Source = Mapping[str, Any]  # arguments of template_worker.Template
+Source = Mapping[str, Any]  # arguments of template_rendering.Template
 
 
 @dataclass(frozen=True)
