@@ -71,7 +71,7 @@ class CompileCache:
                     del table[old]
 
     def get(self, table: dict[Hashable, T], key: Hashable, backward: bool, make: Callable[[], T]) -> T:
-        """The entry of this key for the model's present structure; made if it is absent."""
+        """The entry of this key for the model's present structure; built if it is absent."""
         known = table.get((self.version[backward], key))
         if known is not None:
             return known

@@ -1,8 +1,8 @@
 """dp_train: replicas of a model, side by side, each with samples of its own and all with the same weights.
 
 A replica is a thread of this process, or, under mpiexec, a process. At step i replica r takes sample i*R + r. It has a
-model, programs, an arena and threads of its own; what it has computed (gradients of its loss, what it would leave in
-running statistics, the loss and its weight) lies in one flat array. The flat arrays are folded in the order of the
+model, programs, an arena and threads of its own; its results (gradients of its loss, next values of running statistics,
+the loss and its weight) are stored in one flat array. The flat arrays are summed in the order of the
 replicas, and then every replica runs the same program on the sum: one guard, one clipping, one update. So all weights
 stay equal, bit for bit, and equal to those of a plain loop that adds up the same samples in the same order.
 """
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DPResult:
-    """What dp_train made.
+    """The result of dp_train.
 
     .model         replica 0's (under mpiexec this rank's); .models all of this process; their weights are equal
     .loss_history  the mean loss over replicas of each step; .loss the last of them

@@ -184,7 +184,7 @@ class RankSteps(SumSteps):
         """See Steps.together."""
         return self.agreement.together()
 
-    def tell(self, listener: Callable[..., None] | None, *results: Any) -> None:
+    def notify(self, listener: Callable[..., None] | None, *results: Any) -> None:
         """Call a listener on rank 0; then all take its weights, and stop if it asks for that."""
         self.agreement.root(listener, *results)
         if self.ranks.gather(listener is not None)[0]:

@@ -46,7 +46,7 @@ from .replica_job import ReplicaJob
 from .replica_steps import ReplicaSteps
 from .trained import UnreachedWarning
 
-CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
+CHECK_STEPS = 100  # steps between two comparisons of the weights of all replicas, by checksum
 
 
 class Replica:
@@ -85,8 +85,8 @@ class Replica:
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def train(self) -> list[float]:
-        """All steps that are left; the loss of each. With a saver Ctrl-C ends it between two steps. Then the model
-        holds the average of its weights, where there is one."""
+        """Take all remaining steps: the loss of each. With a saver Ctrl-C ends it between two steps. Afterwards the
+        model holds the average of its weights, where there is one."""
         try:
             with held_back() if self.saver is not None else contextlib.nullcontext(Held()) as held:
                 return self._train(held)
@@ -132,14 +132,14 @@ class Replica:
         return history
 
     def _observe(self, losses: np.ndarray) -> None:
-        """A pass has ended, with these losses of its steps: nan for those that were skipped."""
+        """End a pass with these losses of its steps, nan where a step was skipped."""
         known = losses[~np.isnan(losses)]
         if not len(known):
             raise NonFiniteError(f"epoch {self.state.epoch + 1}: none of its {len(losses)} steps was finite")
         self.state.observe(float(np.mean(known)))
 
     def _is_up(self) -> bool:
-        """`stop_after` ends the training after this step: replica 0 says so to all."""
+        """Whether `stop_after` ends the training after this step; replica 0 decides."""
         if self.saver is None or not self.saver.has_limit:
             return False
         return bool(self.ranks.gather(self.saver.is_up())[0])
@@ -150,7 +150,7 @@ class Replica:
         self.saver.write(self._saved, self._train_state(), identity)
 
     def _train_state(self) -> TrainState:
-        """What decides the rest of the run: weights, optimiser, the losses so far, and where the pass began."""
+        """The state required for a bit-identical resume: weights, optimiser, losses, and the start of the pass."""
         own, state = TrainState(), self.state
         own.register(
             "model", self._model_part, lambda values: load_parameters(values, self._model_part()), finite,
@@ -184,7 +184,7 @@ class Replica:
         return load
 
     def _resume(self, saver: Saver) -> Identity | None:
-        """Go on where the saver's checkpoint was taken; the identity of the run, of replica 0."""
+        """Load the saver's checkpoint; the identity of the run, on replica 0."""
         job, identity = self.job, None
         with agreed(self.ranks):
             if self.ranks.is_root:
@@ -203,7 +203,7 @@ class Replica:
         return identity
 
     def _devices(self) -> dict[str, str]:
-        """What the bits depend on, where not all replicas compute on the CPU."""
+        """The makes of devices that bits depend on, where not all replicas compute on the CPU."""
         return {} if set(self.steps.makes) == {"cpu"} else {"backend": ", ".join(self.steps.makes)}
 
     def _weights(self) -> str:

@@ -31,7 +31,7 @@ class ReplicaSteps(SumSteps):
     """The steps of one replica, used by one thread. Row j of the source is sample j of the whole training.
 
     .makes  the makes of the devices of all replicas. On devices of one make each replica runs the program on the sum:
-            equal work gives equal bits. Replicas of another make than the first copy what the first one has written
+            equal work gives equal bits. Replicas of another make copy the arrays that the first replica has written
     """
 
     objective: SampleObjective

@@ -316,7 +316,7 @@ class Steps:
         """Inside, Ctrl-C stops all ranks after the same step."""
         return contextlib.nullcontext()
 
-    def tell(self, listener: Callable[..., None] | None, *results: Any) -> None:
+    def notify(self, listener: Callable[..., None] | None, *results: Any) -> None:
         """Call a listener."""
         if listener is not None:
             listener(*results)

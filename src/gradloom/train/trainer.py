@@ -147,8 +147,8 @@ class Trainer(AttributeHints):
                 need_devices(options)
         else:
             need_devices(options)
-        said = isinstance(model, Module) and any(p.stored.device for _, p, _ in model.named_stored())
-        if communicator is not None and ("devices" in options or (said and "backend" not in options)):
+        has_devices = isinstance(model, Module) and any(p.stored.device for _, p, _ in model.named_stored())
+        if communicator is not None and ("devices" in options or (has_devices and "backend" not in options)):
             asked = "devices=" if "devices" in options else "Module.to"
             raise SettingError(f"{asked}: a rank computes on one device; need device=, or one process")
         if communicator is not None and (dynamic or build == "grad"):
@@ -327,7 +327,7 @@ class Trainer(AttributeHints):
         self, source: RowSource, start: int, stop: int, batch_size: int, micro_batch_size: int | None, backward: bool,
         measures: Measures,
     ) -> RowRange:  # fmt: skip
-        """The rows of a pass, with the model seen as it is now."""
+        """The rows of a pass; the structure of the model is read again."""
         backward = backward and self.build != "forward"
         self.cache.refresh(backward)
         micro = min(micro_batch_size or batch_size, batch_size)
@@ -336,7 +336,7 @@ class Trainer(AttributeHints):
     @_claims
     @builds_graphs
     def whole_step(self, source: RowSource, rows: int) -> CompiledBatch:
-        """A step on so many rows with its update: what it computes, and the executable."""
+        """The program of a step on `rows` rows, with its update."""
         self.cache.refresh(True)
         return self.driver.compiled_for(source, rows, True, True)
 
@@ -421,9 +421,9 @@ class Trainer(AttributeHints):
         return self.driver.together()
 
     def tell(self, listener: Callable[..., None] | None, *results: Any) -> None:
-        """Call a listener; with ranks on rank 0 alone, then all take over its weights, and stop if it says so."""
+        """Call a listener; with ranks on rank 0 only, then all copy its weights, and stop if it asks for that."""
         with self._weights(averaged=True):
-            self.driver.tell(listener, *results)
+            self.driver.notify(listener, *results)
 
     # ---- reading and resetting -----------------------------------------------------------------------------
 
