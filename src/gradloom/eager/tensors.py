@@ -95,6 +95,14 @@ class Tensor(Value):
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.array(self.computed(), dtype)
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """A function of NumPy computes with the numbers of tensors and gives arrays."""
+
+        def numbers(x: Any) -> Any:
+            return x.numpy() if isinstance(x, Tensor) else type(x)(map(numbers, x)) if type(x) in (list, tuple) else x
+
+        return function(*numbers(args), **{name: numbers(x) for name, x in kwargs.items()})
+
     def item(self) -> Any:
         """The one number that it holds; ShapeError when there are several."""
         if self.size != 1:
