@@ -112,7 +112,7 @@ class SumSteps(Steps):
         )
         return compile_program(norms, updates, **self.options), [*norms, *updates]
 
-    def _collecting(
+    def micro_program(
         self, exchange: Exchange, graph: BatchGraph, values: Mapping[Stored, Value], outputs: list[Value]
     ) -> CompiledBatch:
         """The program of a micro-batch that writes to the flat array. values: of parameters and buffers."""
@@ -418,7 +418,7 @@ class RankSteps(SumSteps):
             if list(values) != [p.stored for p in (*exchange.parameters, *exchange.buffers)]:
                 seen = f"the graph of {size} rows trains other parameters"
                 raise GraphError(f"{seen} than that of {rows.micro_size} rows")
-            step = self._collecting(exchange, graph, values, graph.outputs)
+            step = self.micro_program(exchange, graph, values, graph.outputs)
             return step, [*values.values(), *graph.outputs[:2]]
 
         return self.cache.get(self._micros, key, True, lambda: self._built("micro-batch", key, build))

@@ -172,7 +172,7 @@ class ReplicaSteps(SumSteps):
                 raise GraphError(f"the graph updates {', '.join(sorted(unknown))}, which is no buffer of the model")
             values, targets = grads | nexts, (*self._exchange.parameters, *self._exchange.buffers)
             reached = np.array([p.stored in values for p in targets], np.float32)
-            return (self._collecting(self._exchange, graph, values, []), reached), []
+            return (self.micro_program(self._exchange, graph, values, []), reached), []
 
         return self.cache.get(self._micros, sample.key, True, lambda: self._built("sample", sample.key, build))
 
