@@ -18,35 +18,23 @@ import typer
 
 from ..base import interrupts
 from ..base.errors import GradloomError, NonFiniteError
+from ..base.finetune_options import FinetuneOutput, PlacingOptions
 from ..base.terminal import shown_on, to_stderr
+from ..base.training_options import DeviceOptions, RankOptions
+from .setting import flag_of
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
 
-PARALLEL = typer.Option(help="mpi: split each batch over the processes that mpiexec started, all on the same data.")
-Parallel = Annotated[str | None, PARALLEL]
-EXCHANGE = typer.Option(help="ordered: the same bits for any number of processes; or fast. [default: ordered]")
-Exchange = Annotated[str | None, EXCHANGE]
+Parallel = Annotated[str | None, flag_of(RankOptions, "parallel")]
+Exchange = Annotated[str | None, flag_of(RankOptions, "exchange")]
 # Options of many commands
-THREADS = typer.Option("--threads", help="[default: the machine's cores]")
-Threads = Annotated[int | None, THREADS]
-PRECISION = typer.Option("--precision", help="f32, or bf16: what products read is rounded to bf16. [default: f32]")
-Precision = Annotated[str | None, PRECISION]
-DEVICE = typer.Option("--device", help="cpu, gpu, or gpu:1 for the second adapter. [default: cpu]")
-Device = Annotated[str | None, DEVICE]
-GPU_LAYERS = typer.Option(
-    "--gpu-layers",
-    metavar="N|auto",
-    help="So many of the last blocks run on the GPU, the others on the CPU; auto: as many as fit into --gpu-memory;"
-    " with --device cpu none.",
-)
-GpuLayers = Annotated[str | None, GPU_LAYERS]
-GPU_MEMORY = typer.Option(
-    "--gpu-memory",
-    help="What --gpu-layers may take of the GPU's memory: bytes, or 4G or 4GiB (of 1024), 4GB (of 1000); K, M, G, T.",
-)
-GpuMemory = Annotated[str | None, GPU_MEMORY]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
+Threads = Annotated[int | None, flag_of(DeviceOptions, "threads")]
+Precision = Annotated[str | None, flag_of(DeviceOptions, "precision")]
+Device = Annotated[str | None, flag_of(DeviceOptions, "device")]
+GpuLayers = Annotated[str | None, flag_of(PlacingOptions, "gpu_layers")]
+GpuMemory = Annotated[str | None, flag_of(PlacingOptions, "gpu_memory")]
+Json = Annotated[bool, flag_of(FinetuneOutput, "json")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no report on stderr: warnings and errors alone.")]
 _quiet = False  # this process is one that says nothing
 _reports = True  # progress and reports are shown: there is no --quiet

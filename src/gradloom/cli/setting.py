@@ -70,6 +70,14 @@ def command_settings(command: str, *records: type) -> Any:
     return make_dataclass(f"{command.title()}Settings", fields, frozen=True, namespace={"settings": settings})
 
 
+def flag_of(record: type, name: str) -> Any:
+    """typer's parameter of an option, for commands without a settings file: its first flag."""
+    one = options_of(record)[name]
+    flag = one.flag(one.flags[0].commands.split()[0])
+    assert flag is not None
+    return Setting(name, flag.kind, flag.default, flag.help, metavar=flag.metavar).parameter
+
+
 def settings_of(kind: Any) -> dict[str, Setting]:
     """The fields of a dataclass by name, in the order of their declaration."""
     made: dict[str, Setting] = kind.settings if hasattr(kind, "settings") else _settings_of(kind)
