@@ -18,8 +18,10 @@ from ..base.errors import DataError, GradloomError, SettingError
 from ..base.terminal import printable
 from .array_cells import array_columns
 from .cell_rules import CellRules
+from .columns import names_of
 from .encoding import Encoding
 from .fitting import fit_columns
+from .layout import order_of_columns
 from .parquet import is_arrow
 from .preprocess import Preprocess
 from .readers import features_of_columns, read_columns, read_features
@@ -54,15 +56,20 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
     """(features, targets where the data have them, notes, problems with those targets) for a trained model, as
     read_features gives them.
 
-    data: the path of a file; a DataFrame or a table of pyarrow, whose columns are found by name; or rows in the order
-    of the columns of the training: an array, or a list of lists. DataError for rows that are not like those of the
-    training.
+    data: the path of a file; a DataFrame or a table of pyarrow, whose columns are found by name (see order_of_columns
+    for a model without column names); or rows in the order of the columns of the training: an array, or a list of
+    lists. DataError for rows that are not like those of the training.
     """
     if isinstance(data, (str, os.PathLike)):
         return read_features(data, preprocess)
-    if is_table(data) and (is_arrow(data) or (preprocess.kind == "columns" and preprocess.header)):
+    if is_table(data) and (is_arrow(data) or preprocess.kind == "columns"):
         return read_features(data, preprocess)
-    array = np.stack(arrays_of(data), axis=1) if is_table(data) and len(data.columns) else _as_array(data)
+    said: list[str] = []
+    if is_table(data) and len(data.columns):
+        order, said = order_of_columns("rows", names_of("rows", map(str, data.columns)), preprocess)
+        array = np.stack(arrays_of(data), axis=1)[:, order]
+    else:
+        array = _as_array(data)
     if array.ndim < 2 or not len(array):
         raise DataError(f"rows: an array of shape {list(array.shape)}; need rows along the first axis")
     is_plain = array.dtype.kind in "fiub" and all(
@@ -71,7 +78,7 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
     if preprocess.kind == "array" or is_plain:
         with np.errstate(all="ignore"):
             features, notes = preprocess.apply(array)
-        return features, None, notes, []
+        return features, None, said + notes, []
     array = array.reshape(len(array), -1)
     if array.shape[1] != len(preprocess.columns):
         raise DataError(f"rows: {array.shape[1]} columns; need {len(preprocess.columns)} as in training")
