@@ -380,7 +380,7 @@ def features_of_columns(
     data: Columns, preprocess: Preprocess
 ) -> tuple[np.ndarray, np.ndarray | None, list[str], list[str]]:
     """read_features of a table."""
-    notes = []
+    notes: list[str] = []
     if not preprocess.header and data.is_named and data.lines is None:  # a table, whose columns have names of their own
         order, notes = order_of_columns(data.path, data.names, preprocess)
         data = replace(data, names=[data.names[i] for i in order], cells=[data.cells[i] for i in order])
