@@ -143,6 +143,15 @@ def test_early_stopping_keeps_the_best_weights(capsys, tmp_path):
     assert code == 2 and "val_lss" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
 
 
+def test_a_mistyped_monitor_leaves_the_run_that_was_there(capsys, tmp_path):
+    data, out = uneven(tmp_path / "t.csv"), tmp_path / "run"
+    fitted(capsys, out, data, *BASE, "--epochs", 2)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    code, _, err = run(capsys, "fit", data, *BASE, "--epochs", 2, "--patience", 1, "--monitor", "val_f1", "--out", out)
+    assert code == 2 and "--monitor val_f1 is not measured" in err.splitlines()[-1] and "Traceback" not in err
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
 def test_files_to_validate_on(capsys, tmp_path):
     data, clean, noisy = flowers(tmp_path / "t.csv"), flowers(tmp_path / "v.csv", 60, 1), uneven(tmp_path / "n.csv")
     base, _ = fitted(capsys, tmp_path / "a", data, "--epochs", 5, "--hidden", 8)

@@ -162,3 +162,58 @@ def test_a_network_alone_does_not_predict_tables(capsys, tmp_path):
     assert main(["predict", str(tmp_path / "net.safetensors"), str(tmp_path / "t.csv")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "holds a network without the preprocessing of its rows; need a model of gradloom fit" in err
+
+
+@pytest.fixture(scope="module", params=[3, 0], ids=["target last", "target first"])
+def without_header(request, tmp_path_factory):
+    """(model of a file without column names, its rows with the target where the file has it, the target's place)."""
+    path, place = tmp_path_factory.mktemp("plain"), request.param
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 3)) * [1, 3, 10]
+    rows = np.insert(x, place, x @ [3.0, -1.0, 0.1], axis=1)
+    np.savetxt(path / "t.csv", rows, delimiter=",")
+    options = ("--target", str(place + 1), "--epochs", "3", "--hidden", "8", "--ensemble", "1")
+    assert main(["fit", str(path / "t.csv"), *options, "--out", str(path / "m")]) == 0
+    np.savetxt(path / "x.csv", x, delimiter=",")
+    model = gl.load(path / "m")
+    return model, rows, place, model.predict(path / "x.csv"), model.score(path / "t.csv")
+
+
+def frames_of(array, names):
+    pandas, polars, pyarrow = map(pytest.importorskip, ("pandas", "polars", "pyarrow"))
+    made = [pandas.DataFrame(array, columns=names)]
+    if all(isinstance(name, str) for name in names):
+        made.append(polars.DataFrame({name: array[:, i] for i, name in enumerate(names)}))
+        made.append(pyarrow.table({name: array[:, i] for i, name in enumerate(names)}))
+    return made
+
+
+def test_names_of_columns_count_where_the_file_of_the_training_had_none(without_header, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    model, rows, place, expected, score = without_header
+    x, places = np.delete(rows, place, axis=1), [2, 0, 1]
+    own = [f"column {i + 1}" for i in range(4) if i != place]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for names in (own, [0, 1, 2], ["column_0", "column_1", "column_2"], [i for i in range(4) if i != place]):
+            for order in ([0, 1, 2], places):
+                for frame in frames_of(x[:, order], [names[i] for i in order]):
+                    np.testing.assert_array_equal(model.predict(frame), expected)
+        for names in ([f"column {i + 1}" for i in range(4)], [0, 1, 2, 3]):
+            for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+                for frame in frames_of(rows[:, order], [names[i] for i in order]):
+                    assert model.score(frame) == pytest.approx(score) and len(model.predict(frame)) == len(rows)
+        pandas.DataFrame(x[:, places], columns=[own[i] for i in places]).to_parquet(tmp_path / "p.parquet")
+        np.testing.assert_array_equal(model.predict(tmp_path / "p.parquet"), expected)
+        np.testing.assert_array_equal(model.predict(pandas.DataFrame(x, columns=[5, 7, 9])), expected)
+    for frame in frames_of(x, ["a", "b", "c"]):
+        with pytest.warns(UserWarning, match="column names ignored") as seen:
+            np.testing.assert_array_equal(model.predict(frame), expected)
+        assert len(seen) == 1
+    with pytest.warns(UserWarning, match="not used, because the model does not know them: id"):
+        frame = pandas.DataFrame(x[:, places], columns=[own[i] for i in places]).assign(id=1)
+        np.testing.assert_array_equal(model.predict(frame), expected)
+    with pytest.raises(gl.DataError, match="labelled 9, 5, 7; requires the labels 0 to 2"):
+        model.predict(pandas.DataFrame(x, columns=[9, 5, 7]))
+    with pytest.raises(gl.DataError, match=f"no column '{own[0]}'"):
+        model.predict(pandas.DataFrame(x, columns=["a", *own[1:]]))

@@ -207,6 +207,28 @@ def test_early_stopping_on_any_number():
         EarlyStopping(mode="most")
 
 
+@pytest.mark.parametrize("where", ["callbacks", "on_epoch"])
+def test_a_monitor_that_is_not_measured_is_refused_before_anything_is_trained(where, tmp_path):
+    metrics = {"mae": lambda outputs, labels: gl.ops.sum(outputs, 1)}
+    clean = {"val": {"clean": (X, Y)}}
+    known = ["loss", "accuracy_unc", "clean.loss", "clean.accuracy", "clean.mae", "val_mae"]
+    for name in known:
+        fit(net(), epochs=1, metrics=metrics, **clean, **{where: EarlyStopping(monitor=name, patience=9)})
+    for name, options in [
+        ("val_f1", {"val_split": 0.2}), ("val_loss", {}), ("mae", {"metrics": metrics, **clean}),
+        ("val.loss", {"val_split": 0.2}), ("val_accuracy", {"val_split": 0.2, "loss": "mse"}), ("dirty.loss", clean),
+    ]:  # fmt: skip
+        model, heard = net(), Heard()
+        labels = np.eye(3, dtype=np.float32)[Y] if options.get("loss") == "mse" else Y
+        before = model.state_dict()
+        with pytest.raises(gl.SettingError, match=f"monitor='{name}' is not measured"):
+            stop = EarlyStopping(monitor=name)
+            fit(model, (X, labels), callbacks=[heard, *[stop] * (where == "callbacks")],
+                on_epoch=stop if where == "on_epoch" else None, run=tmp_path / "run", **options)  # fmt: skip
+        assert all(one[0] == "begin" for one in heard.seen) and not list(tmp_path.glob("run/*"))
+        assert all(np.array_equal(before[key], value) for key, value in model.state_dict().items())
+
+
 def test_early_stopping_watches_what_it_is_told_to():
     """The accuracy of training rises when that of validation has long stopped to."""
     stop = EarlyStopping(patience=2, monitor="val_accuracy", restore_best=True)

@@ -16,6 +16,7 @@ from .common import Device, Precision, json_text, need_one_of, say, warn
 from .run_settings import check_device
 from .saved_settings import Inputs
 
+_NO_CSV = (".parquet", ".gz", ".npz", ".json", ".jsonl", ".xlsx", ".safetensors", ".gguf")
 _ROWS = 4096  # written at a time
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # spreadsheets read wide forms as these
 _QUOTED = re.compile('[",\r\n]')
@@ -69,12 +70,12 @@ def predict(
     from ..files import atomic_write, check_target, refuse_input
     from .model import files_of_model, load_model
 
-    if out is not None and out.lower().endswith((".parquet", ".gz", ".npz")):
-        raise SettingError(f"--out {out}: predictions are written as CSV; need a name such as predicted.csv")
     if escape_formulas and json and out is None:
         raise SettingError("--escape-formulas has no effect on --json; it requires CSV: --out, or no --json")
     if out is not None:
         refuse_input(out, *files_of_model(model), *([] if data == "-" else [data]))
+        if out.lower().endswith(_NO_CSV):
+            raise SettingError(f"--out {out}: predictions are written as CSV; need a name such as predicted.csv")
         check_target(out, streams=True)
     opened = load_model(model)
     preprocess = with_encoding(opened.preprocess, encoding, data)

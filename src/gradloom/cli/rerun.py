@@ -147,16 +147,13 @@ def _say_what_differs(about: dict[str, Any], values: dict[str, Any], folder: Pat
 
 
 def _beside(file: Path, kind: Any, about: dict[str, Any]) -> str:
-    """Where to write when nothing is said: beside what the run has written, as it is named now."""
-    from ..runs.folder import read_run
-
-    out = Path(str(about.get("out") or file.parent))
-    folder = Path(os.path.abspath(file.parent))
-    if read_run(folder) is not None:
-        if kind is FitSettings:
-            out = folder
-        elif not out.exists():  # moved or renamed, with its run
-            out = folder.with_name((folder.stem if folder.suffix == ".run" else folder.name) + out.suffix)
-    if not out.name:
-        return str(file.parent / "again")
-    return str(out.with_name(f"{out.name}-again" if kind is FitSettings else f"{out.stem}-again{out.suffix}"))
+    """The default output, next to the run as it is named now. The settings name no place of it: the file may come from
+    elsewhere."""
+    run = Path(os.path.abspath(file))
+    run = run.parent if run.name == SETTINGS else run.with_suffix("")
+    if not run.name:
+        return str(run / "again")
+    if kind is FitSettings:
+        return str(run.with_name(f"{run.name}-again"))
+    name = run.stem if run.suffix == ".run" else run.name
+    return str(run.with_name(f"{name}-again{'.gguf' * str(about.get('out')).endswith('.gguf')}"))

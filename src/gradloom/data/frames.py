@@ -17,10 +17,12 @@ from ..base.arguments import what_is
 from ..base.errors import DataError, GradloomError, SettingError
 from ..base.terminal import printable
 from .encoding.fitting import fit_columns
+from .encoding.layout import order_of_columns
 from .encoding.preprocess import Preprocess
 from .encoding.target_encoding import Encoding
 from .reading.array_cells import array_columns
 from .reading.cell_rules import CellRules
+from .reading.columns import names_of
 from .reading.parquet import is_arrow
 from .reading.table_columns import arrays_of, columns_of_arrays, is_table, table_columns
 from .reading.text_bytes import encoding_of, is_text_file
@@ -54,15 +56,20 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
     """(features, targets where the data have them, notes, problems with those targets) for a trained model, as
     read_features gives them.
 
-    data: the path of a file; a DataFrame or a table of pyarrow, whose columns are found by name; or rows in the order
-    of the columns of the training: an array, or a list of lists. DataError for rows that are not like those of the
-    training.
+    data: the path of a file; a DataFrame or a table of pyarrow, whose columns are found by name (see order_of_columns
+    for a model without column names); or rows in the order of the columns of the training: an array, or a list of
+    lists. DataError for rows that are not like those of the training.
     """
     if isinstance(data, (str, os.PathLike)):
         return read_features(data, preprocess)
-    if is_table(data) and (is_arrow(data) or (preprocess.kind == "columns" and preprocess.header)):
+    if is_table(data) and (is_arrow(data) or preprocess.kind == "columns"):
         return read_features(data, preprocess)
-    array = np.stack(arrays_of(data), axis=1) if is_table(data) and len(data.columns) else _as_array(data)
+    said: list[str] = []
+    if is_table(data) and len(data.columns):
+        order, said = order_of_columns("rows", names_of("rows", map(str, data.columns)), preprocess)
+        array = np.stack(arrays_of(data), axis=1)[:, order]
+    else:
+        array = _as_array(data)
     if array.ndim < 2 or not len(array):
         raise DataError(f"rows: an array of shape {list(array.shape)}; need rows along the first axis")
     is_plain = array.dtype.kind in "fiub" and all(
@@ -71,7 +78,7 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
     if preprocess.kind == "array" or is_plain:
         with np.errstate(all="ignore"):
             features, notes = preprocess.apply(array)
-        return features, None, notes, []
+        return features, None, said + notes, []
     array = array.reshape(len(array), -1)
     if array.shape[1] != len(preprocess.columns):
         raise DataError(f"rows: {array.shape[1]} columns; need {len(preprocess.columns)} as in training")

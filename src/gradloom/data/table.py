@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..base.habits import hinted
 from .dataset import Dataset, split_rows
 from .encoding.fitting import fit_array, fit_columns
 from .encoding.hints import far_numbers
-from .encoding.layout import check_layout
+from .encoding.layout import check_layout, order_of_columns
 from .encoding.preprocess import Preprocess
 from .encoding.roles import Roles
 from .encoding.target_encoding import Encoding
@@ -380,9 +380,13 @@ def features_of_columns(
     data: Columns, preprocess: Preprocess
 ) -> tuple[np.ndarray, np.ndarray | None, list[str], list[str]]:
     """read_features of a table."""
-    said = check_layout(data, preprocess)
-    features, notes = preprocess.apply(data)
-    notes = said + notes
+    notes: list[str] = []
+    if not preprocess.header and data.is_named and data.lines is None:  # a table, whose columns have names of their own
+        order, notes = order_of_columns(data.path, data.names, preprocess)
+        data = replace(data, names=[data.names[i] for i in order], cells=[data.cells[i] for i in order])
+    notes += check_layout(data, preprocess)
+    features, more = preprocess.apply(data)
+    notes += more
     target: int | None = None
     if preprocess.header and preprocess.target in data.names:
         target = data.names.index(preprocess.target)

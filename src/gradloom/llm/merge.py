@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def merge(
     The notes also report tensors whose rounding error (RMS) is above 20 % of their numbers, and tensors with more than
     0.1 % of numbers that became 0 because they are too small for the type. Raises FileError for damaged files, an
     adapter for another base, numbers outside of the type's range or not finite (also in copied tensors), an out_path
-    that is one of the input files; SettingError for invalid paths.
+    that is one of the input files; SettingError for invalid paths, and for an out_path that is no FILE.gguf.
     """
     need_path(model_path, "merge", "model_path", "a path: the GGUF file of the model (Model.path)")
     need_path(adapter_path, "merge", "adapter_path", "a path: that of a saved adapter (LoRA.save)")
@@ -78,6 +79,8 @@ def merge(
         raise SettingError(f"merge: type {kind!r} is not one that can be written; need one of {' '.join(FILE_TYPES)}")
     read = [model_path, *files_given(adapter_path)]
     refuse_input(out_path, *read)
+    if Path(out_path).suffix != ".gguf":
+        raise SettingError(f"{out_path}: a merged model is written as FILE.gguf; requires that ending")
     check_target(out_path)
     base = open_gguf(model_path)
     check_model(base)

@@ -85,6 +85,13 @@ class Evaluator:
         return list(self._sets)
 
     @property
+    def measured(self) -> list[str]:
+        """Names of the numbers of each evaluation, uncertainties aside; see Evaluation.numbers."""
+        each = [*self.trainer.objective.measured, *(name for name, _ in self.measures.metrics)]
+        prefixes = [*["val_"] * bool(self), *(f"{name}." for name in self._sets if name != MAIN)]
+        return [prefix + name for prefix in prefixes for name in each]
+
+    @property
     def every(self) -> str:
         """How often."""
         return f"{self._epochs} epochs" if self.steps is None else f"{self.steps} steps"

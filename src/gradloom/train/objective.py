@@ -147,6 +147,12 @@ class Objective:
         return BatchGraph(outputs, [g for _, g in pairs], tuple(p for p, _ in pairs), layout, adds_up)
 
     @property
+    def measured(self) -> list[str]:
+        """Names of the numbers that a Result holds without metrics, uncertainties aside."""
+        names = self.model.names if isinstance(self.model, MarkedGraph) else []
+        return ["loss", *(names if len(names) > 1 else []), *["accuracy"] * self.has_predictions]
+
+    @property
     def looks_at_labels(self) -> bool:
         """Whether ignored labels decide what is computed: by the weights of several means."""
         return isinstance(self.model, MarkedGraph) or not isinstance(self.loss, str)

@@ -17,6 +17,7 @@ from ..base.schema import Schema, anything, array, flag, mapping, number, option
 from ..graph.stored import copies, replace
 from ..runs.state import matching, need_schema
 from .callbacks import Callback
+from .metrics import UNCERTAINTY
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
@@ -87,7 +88,11 @@ class EarlyStopping(Callback, KeywordHints):
         self.restored: tuple[int, int | None] | None = None  # epoch and step whose weights the model has got back
 
     def begin(self, loop: Any) -> None:
-        """A training begins. loop: a Loop, or the Trainer in a loop of your own."""
+        """A training begins. loop: a Loop, or the Trainer in a loop of your own. SettingError for a monitor that the
+        Loop does not measure."""
+        if self.monitor is not None and hasattr(loop, "evaluator"):
+            metrics = [name for name, _ in loop.measures.metrics]
+            self._check_monitor([*loop.trainer.objective.measured, *metrics, *loop.evaluator.measured])
         self._forget()
         self._trainer = getattr(loop, "trainer", loop)
         self._evaluates = bool(getattr(loop, "evaluator", False))
@@ -160,9 +165,16 @@ class EarlyStopping(Callback, KeywordHints):
             return monitored(result)
         numbers = result.numbers()
         if self.monitor not in numbers:
-            hint = nearest(self.monitor, numbers, f"need one of {', '.join(numbers)}")
-            raise SettingError(f"EarlyStopping: monitor={self.monitor!r} is not measured{hint}")
+            self._check_monitor([name for name in numbers if not name.endswith(UNCERTAINTY)])
+            raise SettingError(f"EarlyStopping: monitor={self.monitor!r} is not known for epoch {result.epoch}")
         return numbers[self.monitor]
+
+    def _check_monitor(self, names: list[str]) -> None:
+        """SettingError unless the monitor is one of the names, or the uncertainty of one."""
+        assert self.monitor is not None
+        if self.monitor.removesuffix(UNCERTAINTY) not in names:
+            hint = nearest(self.monitor, names, f"requires one of {', '.join(names)}")
+            raise SettingError(f"EarlyStopping: monitor={self.monitor!r} is not measured{hint}")
 
     def _keep(self) -> None:
         if self._trainer is None:

@@ -3,18 +3,50 @@ taken for another one in silence."""
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from ...base.errors import DataError
-from ..reading.columns import Columns
+from ..reading.columns import Columns, find_column
 from .column import Column
-from .features import places_of, shaped, standardised
+from .features import listed, places_of, shaped, standardised
 from .preprocess import Preprocess
 from .targets import targets_of_column
 from .times import NUMBER, times_of
 
 _FAR = 6.0  # deviations from the mean of the training that the median of a column may have
+_NUMBERED = re.compile(r"(?:column_)?([0-9]{1,9})")  # labels that pandas and polars give to columns without names
 _LEAST_ROWS = 5  # fewer may all be far from it
+
+
+def order_of_columns(where: str, names: list[str], made: Preprocess) -> tuple[list[int], list[str]]:
+    """(columns of a table in the order of a training file without column names, notes).
+
+    A table with the model's own names ("column 1", ...) is matched by name, with or without the target. Numbered labels
+    (0, 1, ..., or column_0, column_1, ... of polars) are matched by number. Other names have no effect, which is a
+    note. DataError for a table with some of the model's names, or with numbers in an order that cannot be matched.
+    """
+    own = [column.name for column in made.columns]
+    if own and set(own) & set(names):
+        for name in own:
+            find_column(where, names, name, True)
+        extra = [name for name in names if name not in {*own, made.target}]
+        notes = [f"not used, because the model does not know them: {listed(extra)}"] * bool(extra)
+        place = len(own) if made.target_index is None else made.target_index
+        wanted = [*own[:place], *[made.target] * (made.target in names), *own[place:]]
+        return [names.index(name) for name in wanted], notes
+    here = list(range(len(names)))
+    numbers = [int(found[1]) if (found := _NUMBERED.fullmatch(name)) else -1 for name in names]
+    if min(numbers, default=-1) < 0:
+        return here, [
+            f"{where}: column names ignored, because the training data had none: columns are matched by order"
+        ]
+    without_target = [i for i in range(len(names) + 1) if i != made.target_index]
+    if numbers != sorted(numbers) and sorted(numbers) not in (here, without_target):
+        seen = f"columns are labelled {', '.join(map(str, numbers))}"
+        raise DataError(f"{where}: {seen}; requires the labels 0 to {len(names) - 1}, or ascending ones")
+    return sorted(here, key=numbers.__getitem__), []
 
 
 def check_layout(data: Columns, made: Preprocess) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -49,12 +49,8 @@ class _Reading:
     """A file that is read once, and once more for the columns that turn out to be texts behind its first piece."""
 
     def __init__(self, path: str | os.PathLike[str], rules: CellRules) -> None:
-        self.path, self.texts, self.commas, self.encoding = (
-            path,
-            set(map(composed, rules.texts)),
-            rules.commas,
-            rules.encoding,
-        )
+        self.path, self.commas, self.encoding = path, rules.commas, rules.encoding
+        self.texts = set(map(composed, rules.texts))
         self.missing = list(rules.missing)
         self.text_mode = _cells.EXACT_TEXTS if rules.exact else _cells.TEXTS
         self.other: dict[int, bool] = {}  # columns with other commas than the separator tells: whether they are decimal
@@ -71,14 +67,11 @@ class _Reading:
             modes = self._pass(modes)
         if self.separator != "," and self.has_comma:
             self._decide_commas()
-        repeated = np.zeros(0, np.int64) if header is False else self._repeats_of_first()
+        repeated, are_alone = (np.zeros(0, np.int64), False) if header is False else self._repeats_of_first()
         if header is None:
-            header = self._is_header(expect) or (len(repeated) > 0 and self._is_above_numbers())
+            header = self._is_header(expect) or (len(repeated) > 0 and (are_alone or self._is_above_numbers()))
         if header and len(repeated):
-            line, count = self.lines[repeated[0]], len(repeated)
-            more = f", as {count - 1} more do" * (count > 1)
-            seen = f"repeats the column names of line {self.first_line}{more}, as joined files do"
-            raise DataError(f"{self.path} line {line}: {seen}; remove the line{'s' * (count > 1)}")
+            self._refuse_repeats(repeated)
         while header and len(self.first) > 1 and self._is_nothing():  # lines that end with a separator
             self.first.pop()
             self.cells.pop()
@@ -277,26 +270,58 @@ class _Reading:
             isinstance(column, TextCells) and cell in column.texts for cell, column in zip(first, cells, strict=True)
         )
 
-    def _repeats_of_first(self) -> np.ndarray:
-        """The rows whose cells are those of the first line, where that holds two texts or more; cells that are numbers
-        or missing are not compared."""
-        names = [composed(cell.decode()).encode() for cell in self.first]
-        compared = [i for i, name in enumerate(names) if not _is_row(name)]
-        if len(compared) < 2 or not all(
-            isinstance(column, TextCells) and names[i] in column.texts for i in compared for column in [self.cells[i]]
-        ):
-            return np.zeros(0, np.int64)
-        same = np.ones(self.cells[0].rows, bool)
-        for i in compared:
-            column = cast(TextCells, self.cells[i])
-            same &= column.codes == column.texts.index(names[i])
-        return np.flatnonzero(same)
+    def _repeats_of_first(self) -> tuple[np.ndarray, bool]:
+        """(rows that repeat the first line, where that holds two texts or more; whether its first line is one of texts
+        alone, which stand in no other row).
+
+        Cells that are numbers or missing are not compared. Rows with another order of columns, case or blanks count
+        where the texts stand in no other row."""
+        names = {_spelling(cell): i for i, cell in enumerate(self.first) if not _is_row(cell)}
+        columns = [(i, column) for i, column in enumerate(self.cells) if isinstance(column, TextCells)]
+        found: dict[int, np.ndarray] = {}  # the index of the name in each cell of a column, -1 for none
+        for k, (i, column) in enumerate(columns):
+            if len(names) < 2 or len(found) + len(columns) - k < len(names):
+                break
+            index = np.array([names.get(_spelling(text), -1) for text in column.texts], np.int32)
+            if (index >= 0).any():
+                found[i] = index[column.codes]
+        if len(names) < 2 or len(found) < len(names):
+            return np.zeros(0, np.int64), False
+        cells = np.stack(list(found.values()), axis=1)
+        counts = (cells >= 0).sum(axis=1)
+        rows = np.flatnonzero(counts == len(names))
+        rows = rows[(np.diff(np.sort(cells[rows])[:, -len(names) :]) > 0).all(axis=1)]
+        if len(rows) == (counts > 0).sum() and len(rows) < len(cells):
+            is_text = [not isinstance(_cells.read_cell(cell, self.separator != ","), float) for cell in self.first]
+            return rows, all(is_text) and len(rows) > 0
+        return rows[[self._is_first(int(row)) for row in rows]] if len(rows) else rows, False
+
+    def _is_first(self, row: int, same: Callable[[bytes], object] = lambda cell: composed(cell.decode())) -> bool:
+        """Whether the texts of the first line are those of a row, by what `same` makes of them."""
+        compared = [(cell, column) for cell, column in zip(self.first, self.cells, strict=True) if not _is_row(cell)]
+        return all(
+            isinstance(column, TextCells) and same(column.texts[column.codes[row]]) == same(cell)
+            for cell, column in compared
+        )
+
+    def _refuse_repeats(self, rows: np.ndarray) -> None:
+        """DataError for rows that repeat the column names, as _repeats_of_first finds them."""
+        line, count = self.lines[rows[0]], len(rows)
+        lines = f"the line{'s' * (count > 1)}"
+        if self._is_first(int(rows[0]), _spelling):
+            more = f", as {count - 1} more do" * (count > 1)
+            seen = f"repeats the column names of line {self.first_line}{more}, as joined files do; remove {lines}"
+        else:
+            seen = f"holds the column names of line {self.first_line} in another order, as joined files do; move the"
+            seen += f" columns below it into that order and remove {lines}"
+        raise DataError(f"{self.path} line {line}: {seen}")
 
     def _is_above_numbers(self) -> bool:
-        """Whether the cells of some column below are numbers, but for those that are its first cell again."""
-        for cell, column in zip(self.first, self.cells, strict=True):
+        """Whether the cells of some column below are numbers, but for those that are names of the first line."""
+        names = set(map(_spelling, self.first))
+        for column in self.cells:
             if isinstance(column, TextCells):
-                others = np.array([text != cell for text in column.texts])
+                others = np.array([_spelling(text) not in names for text in column.texts])
                 kinds = column.numbers[1][others]
                 if (kinds == 0).any() and not (kinds == TEXT).any():
                     return True
@@ -382,6 +407,11 @@ def with_facts(numbers: NumberCells, column: _cells.Column) -> NumberCells:
     numbers.units = {unit: seen for unit, seen in zip(_cells.UNITS, column.units, strict=True) if seen[0]}
     numbers.rows, numbers.in_brackets = column.rows, column.in_brackets
     return numbers
+
+
+def _spelling(cell: bytes) -> str:
+    """A name of a column without its case, the blanks at its ends and a byte order mark."""
+    return composed(cell.decode()).strip("\ufeff \t\xa0").casefold()
 
 
 def _is_row(cell: bytes) -> bool:
