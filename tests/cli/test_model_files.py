@@ -340,7 +340,7 @@ def test_predictions_that_are_not_finite(tmp_path, capsys):
     assert (
         out == ""
         and err.count("\n") == 1
-        and f"{tmp_path / 't.csv'}: what the model says of row 0 is not finite" in err
+        and f"{tmp_path / 't.csv'}: the output of the model for row 0 is not finite" in err
     )
     assert not (tmp_path / "p.csv").exists()
 

@@ -153,7 +153,7 @@ def test_weights_that_are_not_finite_are_not_saved(capsys, tmp_path, monkeypatch
             raise ending
         return history
 
-    monkeypatch.setattr(gl, "fit", fit)
+    monkeypatch.setattr("gradloom.tables.recipe.fit", fit)
     code, out, err = run(capsys, "fit", DIGITS, "--epochs", 1, "--out", tmp_path / "out")
     last = err.splitlines()[-1]
     assert code == (130 if isinstance(ending, KeyboardInterrupt) else 2) and out == "", err

@@ -190,7 +190,7 @@ def test_a_class_without_test_rows_is_said(capsys, tmp_path):
     alone = tmp_path / "alone.csv"
     alone.write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},no\n" for a, b, c in X[:50]))
     found, err, _ = fitted(capsys, tmp_path, y, "--test", alone)
-    said = "no test row is of class 'yes': the scores say nothing of it; ROC AUC needs rows of two classes"
+    said = "no test row is of class 'yes': the scores do not cover it; ROC AUC needs rows of two classes"
     assert said in found["warnings"] and said in err and "test_roc_auc" not in found and "nan" not in err
     assert any(text.endswith("(difference +0.0000 +- 0.0000)") for text in found["warnings"])
 

@@ -65,7 +65,7 @@ def test_prices_percentages_and_thousands_are_numbers(tmp_path):
     price, count, share = table.preprocess.columns
     assert [c.kind for c in (price, count, share)] == ["number"] * 3
     assert (price.mean, count.median, round(share.mean, 9)) == (20.0, 20734.0, 19.6)
-    assert "price: '$' of 40 cells is no part of the number" in table.notes
+    assert "price: '$' of 40 cells is not part of the number" in table.notes
 
 
 def test_groups_of_digits_that_another_cell_makes_sure(tmp_path):

@@ -79,14 +79,14 @@ def _fit(use: Any, ranks: Communicator | None) -> int:
             net = recipe.network(table.preprocess)
             matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
             job = Job(use, recipe, table, net, ranks, inputs, validation_sets(use, table))
-            job.look_at_columns()
+            job.check_columns()
             inputs.digests()
             heed_signals()
         return _train_and_save(job, path, report)
 
 
 def _train_and_save(job: Job, path: str, report: str) -> int:
-    """Train, write model and result together (nothing before a step was done), then measure the test rows."""
+    """Train, write model and result (only after at least one step), then evaluate the test rows."""
     from ..base.arrays import not_finite
     from ..base.errors import GradloomError, NonFiniteError, TrainError
     from ..files import together
@@ -104,7 +104,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
             more["planned_bytes"] = history[-1].planned_bytes
             if (there := job.on_device()) is not None:
                 more["device_bytes"] = there.total
-        except (Exception, KeyboardInterrupt) as error:  # whatever it was, the weights so far are not lost
+        except (Exception, KeyboardInterrupt) as error:  # the weights so far are saved
             stop = error
         seconds = time.perf_counter() - start
         steps = optimizer.state.steps
@@ -147,7 +147,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
             stop, interrupted = error, True
             result["interrupted"] = True
         if is_root(job.ranks):
-            with uninterrupted(), together(job.use.out):  # the model, now with what the test rows measured
+            with uninterrupted(), together(job.use.out):  # the model, now with the scores of the test rows
                 save(job.model(ending, result), path)
                 write_result(report, result)
     if interrupted:
@@ -173,7 +173,7 @@ def _optimizer(job: Job) -> Any:
 
 
 def _group(group: Group, steps: int) -> dict[str, Any]:
-    """As gl.optim takes it; its rate falls as that of the others does."""
+    """A group for gl.optim; its rate falls along the same cosine as the others."""
     import gradloom as gl
 
     made = {name: value for name, value in asdict(group).items() if value is not None}

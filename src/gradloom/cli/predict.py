@@ -1,4 +1,4 @@
-"""gradloom predict: what a saved model says about the rows of a file."""
+"""gradloom predict: predictions of a saved model for the rows of a file."""
 
 from __future__ import annotations
 
@@ -167,16 +167,16 @@ def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]], cell: Ca
             ]
         else:
             rows = [[*map(repr, row)] for row in model.decide(part).reshape(len(part), -1).tolist()]
-        beside: Any = [()] * len(part)
+        in_front: Any = [()] * len(part)
         if kept:
-            beside = zip(*(cells[start : start + _ROWS] for cells in kept.values()), strict=True)
+            in_front = zip(*(cells[start : start + _ROWS] for cells in kept.values()), strict=True)
         if start == 0:
             yield _line([*map(cell, (*kept, *head))])
-        yield "".join(_line([*map(cell, cells), *row]) for cells, row in zip(beside, rows, strict=True))
+        yield "".join(_line([*map(cell, cells), *row]) for cells, row in zip(in_front, rows, strict=True))
 
 
 def _line(cells: list[str]) -> str:
-    """A line of CSV. Cells with a carriage return are in quotes, too, which Python's csv module forgets."""
+    """A line of CSV. Unlike with Python's csv module, cells with a carriage return are quoted."""
     return ",".join('"' + c.replace('"', '""') + '"' if _QUOTED.search(c) else c for c in cells) + "\n"
 
 
@@ -187,7 +187,7 @@ _PARTS |= {"left_out": "rows left out of the training: ", "all rows": "all rows,
 def _uses(
     model: Model, path: str, inputs: Inputs, features: np.ndarray, targets: np.ndarray
 ) -> tuple[np.ndarray | None, list[str]]:
-    """(what the training used each row of the file for, None for another file; warnings)."""
+    """(the use of each row of the file in training, None for another file; warnings)."""
     from ..base.errors import DataError
     from ..data.reading.raw_table import array_to_predict
 
@@ -221,7 +221,7 @@ def _agreements(
 
 
 def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess) -> dict[str, Any]:
-    """How well the predictions agree with the targets that the file holds, as --json prints it."""
+    """Scores of the predictions against the targets of the file, as --json prints them."""
     import numpy as np
 
     from ..tables.scores import regression_scores

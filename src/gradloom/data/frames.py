@@ -37,7 +37,7 @@ def learned(
     """(preprocessing learned from these rows, their features f32 [rows, features]).
 
     rows: an array of numbers [rows, columns], whose columns may have names; or a table (see is_table). labels: class
-    ids i32 [rows], or targets f64 [rows, targets]. target: what the preprocessing is told of it, such as classes=[...].
+    ids i32 [rows], or targets f64 [rows, targets]. target: fields of Preprocess, such as classes=[...].
     """
     with np.errstate(all="ignore"):
         if is_table(rows):
@@ -99,8 +99,8 @@ def with_encoding(preprocess: Preprocess, encoding: str | None, data: Any) -> Pr
     return replace(preprocess, encoding=name)
 
 
-def told_features(data: Any, preprocess: Preprocess) -> np.ndarray:
-    """The features of features_of; its notes are warnings to who has called the function that calls this one."""
+def features_with_warnings(data: Any, preprocess: Preprocess) -> np.ndarray:
+    """The features of features_of; notes become warnings at the caller of the calling function."""
     features, _, notes, _ = features_of(data, preprocess)
     for note in notes:
         warnings.warn(printable(note), stacklevel=3)
@@ -108,8 +108,7 @@ def told_features(data: Any, preprocess: Preprocess) -> np.ndarray:
 
 
 def _as_array(data: Any) -> np.ndarray:
-    """An array of numbers as it is, NaN where elements are masked; rows that hold texts as objects, so that a number
-    beside a text stays one."""
+    """Numbers as an array, NaN where elements are masked; rows with texts as objects, which keeps numbers."""
     if isinstance(data, np.ma.MaskedArray) and data.dtype.kind in "fiub":
         return np.asarray(np.ma.filled(data.astype(np.float64), np.nan))
     try:
@@ -121,7 +120,7 @@ def _as_array(data: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def as_file(data: BinaryIO, what: str) -> Iterator[str]:
-    """The path of a .csv file with these bytes, which goes with the block; errors of the block call it `what`."""
+    """The path of a temporary .csv file with these bytes; errors inside the block name it `what`."""
     with tempfile.TemporaryDirectory(prefix="gradloom-") as folder:
         path = os.path.join(folder, "rows.csv")
         with open(path, "wb") as file:
@@ -133,7 +132,7 @@ def as_file(data: BinaryIO, what: str) -> Iterator[str]:
 
 
 def kept_columns(path: str, names: Sequence[str], preprocess: Preprocess) -> dict[str, list[str]]:
-    """name -> the cells of that column of a file with column names, as they stand there, for each of its rows.
+    """name -> the unchanged cells of that column, for each row of a file with column names.
 
     DataError for a file without such columns, or without column names.
     """

@@ -54,7 +54,7 @@ class Table:
     test_from    "file" when the file brought its test rows, "--test" when they are of another one, "held out" when they
                  were taken from the others, "the latest" when these are the latest rows, "" if none
     test_targets in the units of the file (regression)
-    notes        what a person should know: decisions, columns left out, cells filled in
+    notes        for the user: decisions, columns left out, cells filled in
     val          the latest rows before the test, to validate on, where the rows are split by time
     val_split    the share of the training rows that fit is to validate on (of those before `val` was taken)
     """
@@ -69,10 +69,10 @@ class Table:
     notes: list[str] = field(default_factory=list)
     val: Dataset | None = None
     val_split: float = 0.0
-    uses: RowUses | None = None  # what each row of the file was used for
+    uses: RowUses | None = None  # the use of each row of the file
 
 
-@np.errstate(all="ignore")  # what overflows is looked for and refused
+@np.errstate(all="ignore")  # overflow is checked explicitly
 @hinted
 def read_table(
     data: Any,
@@ -105,7 +105,7 @@ def read_table(
     time        a column of dates or times, or of numbers that stand for times: it becomes features, the test rows are
                 the latest, and `val` of the table the latest of the others
     weight      a column of how much each row weighs in training: numbers of at least 0
-    test        test rows with their targets, a path or a table, too; none are held out
+    test        test rows with their targets, a path or a table; then none are held out
     missing     words that are missing values in every column, such as ["unknown", "-999"], besides "", NA, ? and the
                 like; a word that is a number stands for all spellings of it
     encoding    of the text files, data and test, such as "cp1252"; None: UTF-8. A byte order mark goes before it. The
@@ -155,7 +155,7 @@ def read_table(
     in_fit = val_split and by_time is None
     known = rows[split_rows(len(rows), val_split, seed)[0]] if in_fit else rows
     if len(known) < 2:
-        need = f"{len(known)} is left to learn from beside those of test and validation; need at least 2"
+        need = f"{len(known)} remains for training after test and validation; need at least 2"
         raise DataError(f"{raw.path}: {n} row{'s' * (n != 1)}, of which {need}")
     # A large table has no room for wide numbers of rows, and for second copies of them and of the targets
     number = np.int32 if n < 1 << 31 else np.int64
@@ -204,8 +204,8 @@ def read_table(
 
 
 def labelled(data: Any, table: Table, use: str = "validate on") -> tuple[Dataset, np.ndarray]:
-    """(the rows of another file, or table, as the model takes them, their targets in the units of the data). Rows
-    without a target that the model knows are left out, which a note of the table says; DataError where none is left."""
+    """(encoded rows of another file or table, their targets in the units of the data). Rows without a known target are
+    left out, with a note in the table; DataError if none remains."""
     made = table.preprocess
     features, targets, notes, problems = read_features(data, made)
     path = data if isinstance(data, (str, os.PathLike)) else "test"
@@ -223,7 +223,7 @@ def labelled(data: Any, table: Table, use: str = "validate on") -> tuple[Dataset
 
 
 def _on_missing(raw: RawTable, words: Sequence[str]) -> list[str]:
-    """A note on the words that are declared missing: in how many cells each is."""
+    """A note with the number of cells of each word that is declared missing."""
     if not words or not isinstance(raw.x, Columns):
         return []
     found = dict.fromkeys(words, 0)
@@ -238,9 +238,9 @@ def _on_missing(raw: RawTable, words: Sequence[str]) -> list[str]:
 def _latest(
     raw: RawTable, rows: np.ndarray, changes: np.ndarray, share: float, part: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(the others, about this share of the rows at their end): rows of one time are on the same side.
+    """(the other rows, about this share of the latest rows); rows of one time are on one side.
 
-    changes: the places in the order of all rows where another time begins. DataError where all rows have one time."""
+    changes: the positions in `rows` where a new time begins. DataError if all rows have one time."""
     wanted = len(rows) - min(max(round(len(rows) * share), 1), len(rows) - 1)
     changes = changes[changes < len(rows)]
     if not len(changes):
@@ -254,7 +254,7 @@ def _latest(
 
 
 def _in_time(raw: RawTable, index: int) -> tuple[np.ndarray, np.ndarray]:
-    """(the rows in the order of their times, rows of one time in that of the file; the places where another begins)."""
+    """(rows in the order of time, then of the file; positions where a new time begins)."""
     assert isinstance(raw.x, Columns)
     seconds, form = times_of(raw.x, index)
     error = missing_time(raw.x, index, seconds)
@@ -269,7 +269,7 @@ def _in_time(raw: RawTable, index: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:
-    """How much each row weighs; None where no column says it."""
+    """The weight of each row; None without a weight column."""
     index = next((index for index, role in roles.items() if role == "weight"), None)
     if index is None:
         return None
@@ -283,12 +283,12 @@ def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:
         seen = "missing" if np.isnan(value) else f"{value:g}"
         need = "a number of at least 0" if not value > 0 or np.isinf(value) else "one that float32 holds"
         raise DataError(f"{raw.x.where(int(bad[0]))}: weight column {name!r:.60} is {seen}; need {need}")
-    raw.notes.append(f"rows weigh what {name!r:.60} says in training")
+    raw.notes.append(f"row weights in training: {name!r:.60}")
     return values
 
 
 def _without_weightless(raw: RawTable, weights: np.ndarray) -> np.ndarray:
-    """The weights above 0, whose rows alone stay in the table."""
+    """The weights above 0; removes the other rows from the table."""
     rows = np.flatnonzero(weights)
     assert isinstance(raw.x, Columns)
     if not len(rows):
@@ -311,7 +311,7 @@ def _scales(raw: RawTable, y: np.ndarray, known: np.ndarray) -> tuple[list[float
 
 
 def _check_described(path: str, made: Preprocess) -> None:
-    """DataError where the file of the model could not be read again: names that are no text, too much of them."""
+    """DataError if a saved model could not be read: names that are not texts, or too long."""
     text = made.to_json()
     if len(json.dumps(text)) > LONGEST - (1 << 20):
         raise DataError(f"{path}: names, texts and classes take {len(text):,} characters; need fewer or shorter ones")

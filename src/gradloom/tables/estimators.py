@@ -28,7 +28,7 @@ _DESCRIBED = ("seed", "hidden", "batch_size", "lr", "loss", "optimizer", "dropou
 
 
 class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
-    """What both share: settings, rows, and the training."""
+    """Shared by classifier and regressor: settings, rows, training."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         return validate_data(self, X, y, multi_output=True, dtype="numeric", y_numeric=False, **more)
 
     def _fit(self, X: Any, labels: np.ndarray, made: dict[str, Any], sample_weight: Any, **options: Any) -> Any:
-        """Train on rows X and labels i32 [rows], or targets f64 [rows, targets]. made: what the preprocessing knows of
-        the target."""
+        """Train on rows X and labels i32 [rows], or targets f64 [rows, targets]. made: fields of
+        Preprocess for the target."""
         if self.optimizer not in OPTIMIZERS:
             raise SettingError(f"optimizer={self.optimizer!r} is not known; need one of {', '.join(OPTIMIZERS)}")
         weights = _weights(sample_weight, len(labels))

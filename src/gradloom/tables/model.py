@@ -1,4 +1,4 @@
-"""Model: a network with what its inputs and outputs mean; the one file that holds it, and that of a network alone."""
+"""Model: a network with its preprocessing; files of models and of networks alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..base.html import html_table, html_text
 from ..base.terminal import in_one_line
 from ..data.encoding.preprocess import Preprocess
 from ..data.encoding.targets import known_targets
-from ..data.frames import features_of, told_features, with_encoding
+from ..data.frames import features_of, features_with_warnings, with_encoding
 from ..data.reading.cell_rules import UTF_8
 from ..data.reading.raw_table import class_name
 from ..data.row_uses import RowUses
@@ -43,8 +43,7 @@ _FORMAT = 2  # 1 knew the perceptrons of `gradloom fit` alone
 
 @dataclass(repr=False)
 class Model:
-    """A trained network, the preprocessing of its rows, and what its outputs mean: what `gradloom fit` saves, and
-    gl.load reads.
+    """A trained network with the preprocessing of rows and outputs: saved by `gradloom fit`, read by gl.load.
 
     net         the network: features f32 [rows, features] -> logits, or standardised targets
     preprocess  from the cells of a table to features, and from outputs to targets
@@ -65,7 +64,7 @@ class Model:
 
     @property
     def target(self) -> str:
-        """The name of what is predicted."""
+        """The name of the target."""
         return self.preprocess.target
 
     @property
@@ -80,12 +79,11 @@ class Model:
         rows: the path of a file (.csv, .parquet, .npz, a folder of idx files); a DataFrame of pandas or polars or a
         table of pyarrow, whose columns are found by name; an array or a list of rows, in the order of the columns of
         the training. encoding: of a text file, such as "cp1252"; None: as in training. options go to gl.compile
-        (device=, precision=, threads=). What is odd about the rows, such as a
-        text that is unknown from training, is a warning (warnings.warn). DataError for rows that are not like those of
-        the training.
+        (device=, precision=, threads=). Unusual rows, such as those with a text unknown from training, cause a warning
+        (warnings.warn). DataError for rows that do not match the training data.
         """
         made = with_encoding(self.preprocess, encoding, rows)
-        return self.decide(self.outputs(told_features(rows, made), **options))
+        return self.decide(self.outputs(features_with_warnings(rows, made), **options))
 
     def predict_proba(self, rows: Any, *, encoding: str | None = None, **options: Any) -> np.ndarray:
         """The probability of each class, f64 [rows, classes]; SettingError for a regression. Arguments as for
@@ -93,7 +91,7 @@ class Model:
         if self.task != "classification":
             raise SettingError("predict_proba: the model is a regression, which has no classes; need predict")
         made = with_encoding(self.preprocess, encoding, rows)
-        return self.probabilities(self.outputs(told_features(rows, made), **options))
+        return self.probabilities(self.outputs(features_with_warnings(rows, made), **options))
 
     def score(self, rows: Any, targets: Any = None, *, encoding: str | None = None, **options: Any) -> float:
         """The accuracy of a classification, R2 of a regression (the mean of the targets' R2), as scikit-learn's
@@ -130,27 +128,27 @@ class Model:
         return score
 
     def outputs(self, features: np.ndarray, **options: Any) -> np.ndarray:
-        """What the network gives for features, f32 [rows, outputs]; DataError where that is not finite: it names the
-        row and the first node that is not."""
+        """The outputs of the network, f32 [rows, outputs]; DataError if they are not finite: it names the row and the
+        first such node."""
         outputs = predict(self.net, features, **options)
         bad = why_not_finite(self.net, features, outputs, **options)
         if bad is not None:
-            raise DataError(f"what the model says of {bad}; train it again, or check that row")
+            raise DataError(f"the output of the model for {bad}; train it again, or check that row")
         return np.asarray(outputs)
 
     def decide(self, outputs: np.ndarray) -> np.ndarray:
-        """Predictions of outputs, as predict gives them."""
+        """The predictions for these outputs, as `predict` returns them."""
         if self.task == "classification":
             return np.array(self.classes)[outputs.argmax(axis=1)]
         values = self.preprocess.outputs_to_targets(outputs)
         return values[:, 0] if values.shape[1] == 1 else values
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """f64 [rows, classes]: the softmax of logits; of a network trained with mse as class_probabilities says."""
+        """f64 [rows, classes]: the softmax of logits; see class_probabilities for the loss mse."""
         return class_probabilities(outputs, str(self.about.get("loss", "cross_entropy")))
 
     def facts(self) -> dict[str, str]:
-        """What it is, in words, by name."""
+        """A description: text by name."""
         made = self.preprocess
         if made.kind == "array":
             inputs = f"arrays of shape {made.shape}"
@@ -174,7 +172,7 @@ class Model:
         return facts
 
     def summary(self) -> str:
-        """What it is, and its network layer by layer, as text."""
+        """A description, and the layers of the network, as text."""
         facts = self.facts()
         width = max(map(len, facts))
         lines = [f"{name:<{width}}  {in_one_line(text)}" for name, text in facts.items()]
@@ -241,23 +239,23 @@ def write_model(what: Model | Module, path: str | os.PathLike[str], metadata: Ma
     if taken := {DESCRIPTION, ROWS} & set(metadata):
         raise SettingError(f"save: metadata key {min(taken)!r} is that of the model itself; need another name")
     net = what.net if isinstance(what, Model) else what
-    said: dict[str, Any] = {"format": _FORMAT}
+    entry: dict[str, Any] = {"format": _FORMAT}
     try:
-        said["network"] = described(net)
+        entry["network"] = described(net)
     except GraphError as error:
         if isinstance(what, Model):
             raise
-        said["undescribed"] = str(error)
+        entry["undescribed"] = str(error)
     if isinstance(what, Model):
-        said |= {"preprocess": json.loads(what.preprocess.to_json()), "about": what.about, "metrics": what.metrics}
+        entry |= {"preprocess": json.loads(what.preprocess.to_json()), "about": what.about, "metrics": what.metrics}
     try:
-        text = json.dumps(said, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(entry, ensure_ascii=False, allow_nan=False)
         if isinstance(what, Model):
             Preprocess.from_json(what.preprocess.to_json())
             _metrics(parse(text, "the description"))
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise FileError(f"{path}: what describes the model is not as a file holds it ({reason:.160})") from None
+        raise FileError(f"{path}: the description of the model cannot be saved ({reason:.160})") from None
     arrays = net.state_dict()
     need_finite(path, arrays)
     everything = {**metadata, DESCRIPTION: text}
@@ -306,58 +304,58 @@ def read_model(path: str | os.PathLike[str]) -> Model | Module:
 
 
 def _described(text: str, arrays: Mapping[str, np.ndarray]) -> Model | Module | str:
-    """What write_model wrote, with nothing in the arrays yet; a text is the reason why there is no description."""
-    said = parse(text, "the description")
-    version = said.whole("format", 0)
+    """The saved model or network, before its arrays are loaded; a text: the reason why there is no description."""
+    entry = parse(text, "the description")
+    version = entry.whole("format", 0)
     if version not in (1, _FORMAT):
         raise DataError(f"format {version}; this version reads formats 1 and {_FORMAT}")
     for name, array in arrays.items():
         if array.dtype != np.float32:
             raise DataError(f"{name} is {array.dtype} {list(array.shape)}; need float32")
-    if said.has("undescribed"):
-        return said.text("undescribed")
+    if entry.has("undescribed"):
+        return entry.text("undescribed")
     shapes = {name: array.shape for name, array in arrays.items()}
     if version == 1:
-        hidden = _hidden_of_format_1(said.part("architecture"))
-        preprocess = Preprocess.from_described(said.part("preprocess"))
+        hidden = _hidden_of_format_1(entry.part("architecture"))
+        preprocess = Preprocess.from_described(entry.part("preprocess"))
         count = 2 * (preprocess.kind == "array") + 2 * (len(hidden) + 1)
         if len(arrays) != count:
             raise DataError(f"{len(hidden)} hidden layers need {count} arrays; the file holds {len(arrays)}")
         net = build(Described(described(perceptron(preprocess, hidden)), "architecture"), shapes)
     else:
-        net = build(said.part("network"), shapes)
-        if not said.has("preprocess"):
-            said.end()
+        net = build(entry.part("network"), shapes)
+        if not entry.has("preprocess"):
+            entry.end()
             return net
-        preprocess = Preprocess.from_described(said.part("preprocess"))
-    about = said.plain("about")
-    metrics = _metrics(said)
-    said.end()
+        preprocess = Preprocess.from_described(entry.part("preprocess"))
+    about = entry.plain("about")
+    metrics = _metrics(entry)
+    entry.end()
     return Model(net, preprocess, about, metrics)
 
 
-def _metrics(said: Described) -> dict[str, float]:
-    """What was measured, by name; DataError where something is no number."""
-    metrics = said.plain("metrics") if said.has("metrics") else {}
+def _metrics(entry: Described) -> dict[str, float]:
+    """Measured numbers by name; DataError for other values."""
+    metrics = entry.plain("metrics") if entry.has("metrics") else {}
     odd = next((name for name, value in metrics.items() if not isinstance(value, (int, float))), None)
     if odd is not None:
         raise DataError(f"metrics: {odd!r:.60} is {what_is(metrics[odd])}; need a number")
     return metrics
 
 
-def _hidden_of_format_1(said: Described) -> list[int]:
+def _hidden_of_format_1(entry: Described) -> list[int]:
     """The widths of the hidden layers. Dropout, which predictions do not have, is left out: its arrays have the same
     names."""
-    said.text("kind", ("mlp",))
-    if said.has("dropout"):
-        said.number("dropout")
-    hidden = said.wholes("hidden", 1)
-    said.end()
+    entry.text("kind", ("mlp",))
+    if entry.has("dropout"):
+        entry.number("dropout")
+    hidden = entry.wholes("hidden", 1)
+    entry.end()
     return hidden
 
 
 def _check_network(model: Model) -> None:
-    """DataError unless the network makes of a row's features as many outputs as the preprocessing knows."""
+    """DataError unless inputs and outputs of the network match the preprocessing."""
     made = model.preprocess
     with graph_mode(), mode(False):
         outputs: Any = model.net(input_value("x", (1, made.inputs)))

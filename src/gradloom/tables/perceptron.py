@@ -31,9 +31,9 @@ EMBEDDING: dict[str, Any] = {"frequencies": 16, "width": 4, "scale": 0.2}  # of 
 def network(
     preprocess: Preprocess, hidden: Sequence[int], dropout: float = 0.0, members: int = 1, loss: str = "cross_entropy"
 ) -> nn.Sequential:
-    """What learns the features of `preprocess`: of a table, an ensemble of so many members behind an embedding of the
-    numbers, with a shortcut (see has_shortcut); of arrays, and without hidden layers, a perceptron. loss: what the
-    outputs are trained for, which says how those of members are averaged; dropout: as of `perceptron`."""
+    """The network for these features: for a table, an ensemble of `members` networks after an embedding of numbers,
+    with a shortcut (see has_shortcut); for arrays, and without hidden layers, a perceptron. loss: decides how outputs
+    of members are averaged; dropout: as for `perceptron`."""
     if preprocess.kind == "array" or not hidden:
         return perceptron(preprocess, hidden, dropout)
     layers: list[nn.Module] = []
@@ -51,8 +51,8 @@ def network(
 
 
 def has_shortcut(preprocess: Preprocess) -> bool:
-    """Whether a linear function of the features is added to what the layers give: not in time, where it would extend
-    the trend of the training rows for ever."""
+    """Whether a linear function of the features is added to the outputs: not with a time column, whose trend it would
+    extrapolate."""
     return all(column.kind != "time" for column in preprocess.columns)
 
 
@@ -100,8 +100,8 @@ def need_room(preprocess: Preprocess, hidden: Sequence[int], members: int = 1) -
 def optimizer_for(
     net: nn.Module, name: str, lr: float, steps: int, groups: Sequence[dict[str, Any]] = (), images: bool = False
 ) -> Optimizer:
-    """The optimiser of that name with the settings that tables, or images, train with; its rate falls to 0 in so many
-    steps, along a cosine. groups: as gl.optim takes them."""
+    """The optimiser of that name with the settings for tables or images; its rate falls to 0 over `steps` along a
+    cosine. groups: as for gl.optim."""
     settings = OPTIMIZERS[name] | (TABLE if name == "adamw" and not images else {})
     more: dict[str, Any] = {setting: value for setting, value in settings.items() if setting != "lr"}
     parameters: Any = net.parameters()

@@ -32,7 +32,7 @@ def save(
     Architectures are saved of networks that consist of gl.nn's layers: `gl.load(path)` makes these again. Of a network
     with classes of the user's own the arrays are saved, which `gl.load(network, path)` reads.
     Among ranks of mpiexec that train together, rank 0 alone writes; the others do not wait for it.
-    FileError, and the file stays what it was, where a weight, a moment or a metric is not finite, which `load` refuses.
+    FileError if a weight, a moment or a metric is not finite; the file is then unchanged.
     """
     _check("save", what.net if isinstance(what, Model) else what, path)
     if not is_writer():

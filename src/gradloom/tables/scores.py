@@ -1,4 +1,4 @@
-"""Scores of predictions on held-out rows: the numbers that people ask for, their uncertainties, and a baseline's.
+"""Scores of predictions on held-out rows, their uncertainties, and scores of a baseline.
 
 The definitions are scikit-learn's (balanced_accuracy_score, f1_score(average="macro"), roc_auc_score with
 multi_class="ovr", log_loss, brier_score_loss, root_mean_squared_error, mean_absolute_error, r2_score). An
@@ -140,7 +140,7 @@ HIGHER = ("accuracy", "balanced_accuracy", "f1_macro", "roc_auc", "r2")  # those
 
 
 def score_metric(name: str, loss: str, units: Callable[[np.ndarray], np.ndarray]) -> Metric:
-    """A score by its name as a metric of gl.fit, of classes or of numbers. loss: what the outputs are trained for.
+    """A score by its name as a metric of gl.fit, of classes or of numbers. loss: of the training.
     units: of outputs f32 [rows, targets], or of their labels, in the units of the target, f64."""
 
     def of_classes(outputs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:

@@ -23,7 +23,7 @@ class Column:
     number   the median where it is missing, asinh((x - center) / scale) of a skewed column, standardised; has_missing:
              one feature more, 1 where the cell is missing
     text     one-hot over its categories
-    encoded  of many categories: what the training targets of each are, in `codes`, [categories, features] row by row
+    encoded  many categories: target encoding, `codes` [categories, features] in row-major order
     time     seconds, or a number, standardised, the median where it is missing; `parts` (see times.py): the calendar
              year on the same scale, a sine and a cosine of each other one; has_missing of dates as for numbers
     unused   none, for this reason
@@ -47,42 +47,42 @@ class Column:
     others: bool = False  # of texts: training rows have others than the categories, which set no feature
 
     def described(self) -> dict[str, Any]:
-        """As a JSON object; what few columns have is left out of the others."""
-        said = asdict(self)
-        return {name: value for name, value in said.items() if name in _ALWAYS or value}
+        """As a JSON object; optional fields with default values are omitted."""
+        entry = asdict(self)
+        return {name: value for name, value in entry.items() if name in _ALWAYS or value}
 
     def record(self, most: int) -> tuple[str, str]:
         """(name, kind and every other field that differs from its default; the numbers learned from the rows), each as
         text; of one of more than `most` characters its beginning and a digest."""
         defaults = {item.name: item.default for item in fields(self)}
-        said = {name: v for name, v in self.described().items() if v and v != defaults[name]}
-        named = [f"{name} {v}" for name, v in said.items() if name not in ("name", "kind", *_LEARNED)]
-        learned = [f"{name} {said[name]}" for name in _LEARNED if name in said]
+        entry = {name: v for name, v in self.described().items() if v and v != defaults[name]}
+        named = [f"{name} {v}" for name, v in entry.items() if name not in ("name", "kind", *_LEARNED)]
+        learned = [f"{name} {entry[name]}" for name in _LEARNED if name in entry]
         texts = [repr(self.name), self.kind, *named], [repr(self.name), *learned]
         return shortened(", ".join(texts[0]), most), shortened(", ".join(texts[1]), most)
 
     @classmethod
-    def from_described(cls, said: Described) -> Column:
-        """What described made; DataError otherwise."""
+    def from_described(cls, entry: Described) -> Column:
+        """From the result of `described`; DataError otherwise."""
         made = cls(
-            name=composed(said.text("name")),
-            kind=said.text("kind", ("number", "text", "encoded", "time", "unused")),
-            median=said.number("median"),
-            mean=said.number("mean"),
-            std=said.number("std", positive=True),
-            categories=said.texts("categories"),
-            reason=said.text("reason"),
-            has_missing=said.flag("has_missing") if said.has("has_missing") else False,
-            center=said.number("center") if said.has("center") else 0.0,
-            scale=said.number("scale", positive=True) if said.has("scale") else 0.0,
-            codes=said.numbers("codes") if said.has("codes") else [],
-            form=said.text("form", (NUMBER, *FORMS)) if said.has("form") else "",
-            parts=said.texts("parts") if said.has("parts") else [],
-            grouped=said.flag("grouped") if said.has("grouped") else False,
-            unit=said.text("unit", UNITS) if said.has("unit") else "",
-            others=said.flag("others") if said.has("others") else False,
+            name=composed(entry.text("name")),
+            kind=entry.text("kind", ("number", "text", "encoded", "time", "unused")),
+            median=entry.number("median"),
+            mean=entry.number("mean"),
+            std=entry.number("std", positive=True),
+            categories=entry.texts("categories"),
+            reason=entry.text("reason"),
+            has_missing=entry.flag("has_missing") if entry.has("has_missing") else False,
+            center=entry.number("center") if entry.has("center") else 0.0,
+            scale=entry.number("scale", positive=True) if entry.has("scale") else 0.0,
+            codes=entry.numbers("codes") if entry.has("codes") else [],
+            form=entry.text("form", (NUMBER, *FORMS)) if entry.has("form") else "",
+            parts=entry.texts("parts") if entry.has("parts") else [],
+            grouped=entry.flag("grouped") if entry.has("grouped") else False,
+            unit=entry.text("unit", UNITS) if entry.has("unit") else "",
+            others=entry.flag("others") if entry.has("others") else False,
         )
-        said.end()
+        entry.end()
         has_categories = made.kind in ("text", "encoded")
         if bool(made.categories) != has_categories:
             raise DataError(

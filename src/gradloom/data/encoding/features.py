@@ -21,7 +21,7 @@ _FILLED = "filled with the training median"
 
 def write_features(data: Columns, index: int, column: Column, out: np.ndarray, order: np.ndarray | None) -> list[str]:
     """Writes the features of the column of this index into out, f32 [rows, column.width], for the rows in this order;
-    notes on what was filled in. DataError for cells that are not like those of the training."""
+    notes on filled cells. DataError for cells that do not match the training data."""
     notes: list[str] = []
     if column.kind in ("text", "encoded"):
         codes, texts = data.texts(index)
@@ -98,8 +98,8 @@ def grouped(notes: list[str]) -> list[str]:
     filled = [note for note in notes if _FILLED in note]
     if len(filled) <= _MOST_NOTES:
         return notes
-    said = [note.partition(f" {_FILLED}")[0] for note in filled]
-    return [note for note in notes if _FILLED not in note] + [f"filled with the training medians: {listed(said)}"]
+    columns = [note.partition(f" {_FILLED}")[0] for note in filled]
+    return [note for note in notes if _FILLED not in note] + [f"filled with the training medians: {listed(columns)}"]
 
 
 def places_of(codes: np.ndarray, texts: list[bytes], column: Column, notes: list[str]) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from ...base.errors import DataError
 from ..reading.cells import NumberCells
 from ..reading.columns import MOST_COLUMNS, Columns
-from ..reading.kinds import code_reason, need_numbers, numbers_of, said_of, unit_of
+from ..reading.kinds import code_reason, need_numbers, numbers_of, reading_notes, unit_of
 from .column import Column
 from .features import check_finite, is_usable, listed, shaped
 from .hints import far_numbers, hints
@@ -30,7 +30,7 @@ from .times import (
 
 MOST_CATEGORIES = 100  # that are one-hot; where there are more, they are encoded by their targets
 MOST_ENCODED = 20_000  # categories with codes; the most frequent ones
-_LEAST_MISSING = 5  # training rows whose cell is missing, for a feature of it: fewer would be learned by heart
+_LEAST_MISSING = 5  # training rows with a missing cell, for a feature of it: fewer would be overfitted
 _LEAST_REPEATED = 5  # training rows of a text that is a category where most texts are of one row
 _LEAST_SHARE = 0.05  # of the training rows, which such texts have together
 _SKEWED = 2.0  # the skewness from which on a column of numbers is
@@ -40,9 +40,9 @@ _WEIGHT = "the weights of the rows"
 def fit_columns(
     data: Columns, train: np.ndarray, target: int, task: str, notes: list[str], roles: Mapping[int, str]
 ) -> Preprocess:
-    """The columns of a table, from its training rows; `notes` takes what a person should know.
+    """Learn the encoding of the columns from the training rows; appends notes for the user to `notes`.
 
-    target: the index of its column, -1 where that is none of them; roles: what a user says of columns, by their index.
+    target: the index of its column, -1 if it is not a column; roles: of columns, by index.
     Columns of many categories are of kind "encoded", and have no codes yet (see target_encoding.py).
     """
     if len(data.names) > MOST_COLUMNS:
@@ -53,9 +53,9 @@ def fit_columns(
         answers = data.cells[target]
         made.target_grouped = isinstance(answers, NumberCells) and answers.grouped
     others = [index for index in range(len(data.names)) if index != target]
-    for column, said in side_by_side(lambda i: _fitted(data, i, train, roles.get(i)), others, data.rows):
+    for column, more in side_by_side(lambda i: _fitted(data, i, train, roles.get(i)), others, data.rows):
         made.columns.append(column)
-        notes += said
+        notes += more
     unused = [f"{c.name} ({c.reason})" for c in made.columns if c.kind == "unused" and c.reason != _WEIGHT]
     if all(c.kind == "unused" for c in made.columns):
         raise DataError(
@@ -67,7 +67,7 @@ def fit_columns(
 
 
 def _fitted(data: Columns, index: int, train: np.ndarray, role: str | None) -> tuple[Column, list[str]]:
-    """(the column of this index, what a person should know of it)."""
+    """(the encoding of this column, notes)."""
     name, notes = data.names[index], list[str]()
     if role in ("drop", "weight"):
         return Column(name, "unused", reason="dropped" if role == "drop" else _WEIGHT), notes
@@ -111,7 +111,7 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
             f"{name}: {count} different whole numbers are taken as categories, because {why} (--numeric {name})"
         )
         return _text_column(name, codes, texts, train, notes)
-    notes += said_of(data, index, name) + far_numbers(data, values, train, f"column {name!r:.60}")
+    notes += reading_notes(data, index, name) + far_numbers(data, values, train, f"column {name!r:.60}")
     return _number_column(name, values[train])
 
 
@@ -174,7 +174,7 @@ def _text_column(name: str, codes: np.ndarray, texts: list[bytes], train: np.nda
         notes.append(
             f"{name}: {kept} text{'s' * (kept != 1)} of {_LEAST_REPEATED} rows or more"
             f" {'are categories' if kept != 1 else 'is a category'} ({rows:,} of {len(train):,} rows); the other"
-            f" {len(seen) - kept:,} texts are not told apart (--drop {name} leaves the column out)"
+            f" {len(seen) - kept:,} texts are encoded as one (--drop {name} leaves the column out)"
         )
         seen, many, others = repeated, False, True
     ordered = sorted(seen.tolist(), key=lambda code: texts[code])

@@ -1,4 +1,4 @@
-"""What texts look like that were read as texts: numbers with a unit, numbers in another notation."""
+"""Notes on texts that look like numbers: with a unit, or in another notation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBER_AND_UNIT = re.compile(r"[-+]?\d[\d.,]*\s*([^\W\d_]{1,12}[.²³]?)\Z")
 
 
 def hints(data: Columns, index: int) -> list[str]:
-    """What to say of a column of texts; nothing where they look like names."""
+    """Notes on a column of texts that look like numbers."""
     name, texts = data.names[index], data.texts(index)[1]
     known = [texts[code].decode() for code in np.flatnonzero(~is_missing_text(data, index))[:_LOOKED_AT]]
     if len(known) < _LEAST:

@@ -1,5 +1,4 @@
-"""Which columns of a file without names are which: held against those of the training, so that a column too many is not
-taken for another one in silence."""
+"""Compares the columns of a file without names with those of training, so that an additional column is noticed."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def order_of_columns(where: str, names: list[str], made: Preprocess) -> tuple[li
 
 
 def check_layout(data: Columns, made: Preprocess) -> list[str]:
-    """What to say of the columns of a file without names; DataError where one more than in training is rather another
-    one than the target."""
+    """Notes on the columns of a file without names; DataError if an additional column is unlikely to be the target."""
     count = len(made.columns)
     if made.header or not data.is_named or len(data.names) not in (count, count + 1):
         return []

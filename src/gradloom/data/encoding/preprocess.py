@@ -1,4 +1,4 @@
-"""Preprocessing of a table: from the cells of a file to the numbers that a model sees, and from its outputs back.
+"""Preprocessing of a table: cells of a file to features, and outputs of the model to predictions.
 
 It is learned from the training rows and saved with the model."""
 
@@ -83,14 +83,14 @@ class Preprocess:
 
     @property
     def rules(self) -> CellRules:
-        """How cells are read, as in training."""
+        """The rules for reading cells, as in training."""
         return CellRules(frozenset(self.texts), self.commas, self.missing, self.encoding)
 
     def to_json(self) -> str:
-        said = {item.name: getattr(self, item.name) for item in fields(self)}
-        said = {name: value for name, value in said.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
-        said["columns"] = [column.described() for column in self.columns]
-        return json.dumps(said, ensure_ascii=False, allow_nan=False)
+        entry = {item.name: getattr(self, item.name) for item in fields(self)}
+        entry = {name: value for name, value in entry.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+        entry["columns"] = [column.described() for column in self.columns]
+        return json.dumps(entry, ensure_ascii=False, allow_nan=False)
 
     def records(self) -> dict[str, dict[str, Any]]:
         """Every field as a plain value: "table", with a text for each column; "scaling", the numbers learned from the
@@ -107,31 +107,31 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, text: str) -> Preprocess:
-        """What to_json wrote; DataError for any other text."""
+        """The result of to_json; DataError for any other text."""
         return cls.from_described(parse(text, "preprocess"))
 
     @classmethod
-    def from_described(cls, said: Described) -> Preprocess:
-        """What asdict made; DataError where a key, a type or a number is not one that fit_* and read_table make."""
+    def from_described(cls, entry: Described) -> Preprocess:
+        """From parsed JSON; DataError for keys, types or numbers that fit_* and read_table do not produce."""
         made = cls(
-            kind=said.text("kind", ("columns", "array")),
-            task=said.text("task", ("classification", "regression")),
-            target=composed(said.text("target")),
-            columns=[Column.from_described(column) for column in said.parts("columns")],
-            shape=said.wholes("shape", 1),
-            mean=said.number("mean"),
-            std=said.number("std", positive=True),
-            classes=said.texts("classes"),
-            target_mean=said.numbers("target_mean"),
-            target_std=said.numbers("target_std", positive=True),
-            header=said.flag("header"),
-            separator=said.text("separator", tuple(SEPARATORS)),
-            target_index=said.whole_or_none("target_index", 0),
-            target_grouped=said.flag("target_grouped") if said.has("target_grouped") else False,
-            missing=said.texts("missing") if said.has("missing") else [],
-            encoding=said.text("encoding") if said.has("encoding") else UTF_8,
+            kind=entry.text("kind", ("columns", "array")),
+            task=entry.text("task", ("classification", "regression")),
+            target=composed(entry.text("target")),
+            columns=[Column.from_described(column) for column in entry.parts("columns")],
+            shape=entry.wholes("shape", 1),
+            mean=entry.number("mean"),
+            std=entry.number("std", positive=True),
+            classes=entry.texts("classes"),
+            target_mean=entry.numbers("target_mean"),
+            target_std=entry.numbers("target_std", positive=True),
+            header=entry.flag("header"),
+            separator=entry.text("separator", tuple(SEPARATORS)),
+            target_index=entry.whole_or_none("target_index", 0),
+            target_grouped=entry.flag("target_grouped") if entry.has("target_grouped") else False,
+            missing=entry.texts("missing") if entry.has("missing") else [],
+            encoding=entry.text("encoding") if entry.has("encoding") else UTF_8,
         )
-        said.end()
+        entry.end()
         if bool(made.columns) != (made.kind == "columns") or bool(made.shape) != (made.kind == "array"):
             raise DataError(
                 f"preprocess: {len(made.columns)} columns and shape {made.shape} are not of one {made.kind}"
@@ -161,8 +161,8 @@ class Preprocess:
     # -- features ----------------------------------------------------------------------------------------------------
 
     def apply(self, data: Columns | np.ndarray, order: np.ndarray | None = None) -> tuple[np.ndarray, list[str]]:
-        """(features, notes on what had to be filled in) for rows of a file or of an array; for these rows in this order
-        where it is given. DataError for rows that are not like those of the training."""
+        """(features, notes on filled cells) of the rows of a file or an array. order: indices of the rows to return.
+        DataError for rows that do not match the training data."""
         if self.kind == "array":
             if isinstance(data, Columns):
                 raise DataError(f"{data.path}: is a table; the model needs arrays of shape {self.shape}")
@@ -176,8 +176,8 @@ class Preprocess:
             if column.width:
                 used.append((index, column, features[:, at : at + column.width]))
                 at += column.width
-        for said in side_by_side(lambda one: write_features(data, *one, order), used, data.rows):
-            notes += said
+        for more in side_by_side(lambda one: write_features(data, *one, order), used, data.rows):
+            notes += more
         return features, grouped(notes)
 
     def _apply_array(self, data: np.ndarray, order: np.ndarray | None) -> np.ndarray:

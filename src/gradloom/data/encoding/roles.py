@@ -1,4 +1,4 @@
-"""What a user says of the columns of a table: which to drop, what they are, which holds times or weights."""
+"""Roles of columns that the user sets: dropped, categorical, numeric, time, weight."""
 
 from __future__ import annotations
 

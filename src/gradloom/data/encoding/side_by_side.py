@@ -1,4 +1,4 @@
-"""The columns of a large table, on as many threads as there are cores."""
+"""Columns of a large table in parallel, one thread per core."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Made = TypeVar("Made")
 
 
 def side_by_side(function: Callable[[Item], Made], items: Sequence[Item], rows: int) -> Iterator[Made]:
-    """function(item) of each item, in the order of the items, in which errors are raised, too.
+    """function(item) of each item; results and errors come in the order of the items.
 
-    Items are columns of so many rows, which the function must not change but for its own."""
+    Items are columns of `rows` rows. The function must not modify anything that is shared."""
     threads = min(core_count(), len(items)) if rows * len(items) >= _LARGE else 1
     if threads < 2:
         yield from map(function, items)

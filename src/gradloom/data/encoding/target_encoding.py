@@ -1,4 +1,4 @@
-"""Columns of many categories: each category by what the training targets of its rows are.
+"""Target encoding of columns with many categories.
 
     code = (sum of targets of the category + m * mean) / (rows of the category + m), less the mean, over its deviation
 
@@ -74,7 +74,7 @@ class Encoding:
 
 
 def _outputs(task: str, y: np.ndarray) -> np.ndarray:
-    """What the codes tell of each row, f64 [rows, outputs]."""
+    """The quantities that codes average, f64 [rows, outputs]."""
     if task == "regression":
         values = y.reshape(len(y), -1).astype(np.float64)
         scale = values.std(axis=0)

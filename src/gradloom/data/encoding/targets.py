@@ -15,7 +15,7 @@ from ..reading.raw_table import RawTable, class_name
 from .features import truth_words
 from .preprocess import Preprocess
 
-MOST_INTEGER_CLASSES = 20  # a whole-number target with more different values is a regression, unless told
+MOST_INTEGER_CLASSES = 20  # a whole-number target with more different values is a regression by default
 _TEST = 3  # the stream of the seed that holds rows out for the test
 
 
@@ -126,7 +126,7 @@ def _spellings(texts: list[bytes], target: str) -> list[str]:
 
 
 def _sorted_texts(codes: np.ndarray, texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """(the texts that the codes say, in order; the place of each row's text among them)."""
+    """(the used texts, sorted; the index of each row's text among them)."""
     used = sorted(np.unique(codes).tolist(), key=lambda code: texts[code])
     place = np.zeros(len(texts), np.int64)
     place[used] = np.arange(len(used))

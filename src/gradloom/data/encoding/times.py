@@ -1,4 +1,4 @@
-"""Dates and times of a column: read, and made features of."""
+"""Dates and times of a column: parsing and features."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..reading.columns import Columns
 
 CALENDAR = "calendar year"  # the beginning of the year, on the scale of the time
 PARTS = ("year", "week", "day", CALENDAR)  # the others are cycles, whose phase a time has: a sine and a cosine each
-NUMBER = "number"  # a form: the time is a number as it stands, such as a year
+NUMBER = "number"  # a form: the time is a plain number, such as a year
 _DAY = 86400.0
-_FEW = 200  # different texts that show how times are written
+_FEW = 200  # distinct texts for the choice of the form
 _LEAST = 3  # different texts of a column of dates
 _LEAST_NUMBERS = 5  # different numbers such as 20240131, which may be dates by chance
 _ODD = 0.1  # share of the different texts of a column of dates that may be none
@@ -37,7 +37,7 @@ def times_of(data: Columns, index: int, form: str = "") -> tuple[np.ndarray, str
     """(seconds since 1970, f64 [rows], NaN where a cell is missing; how the texts are written) of a column.
 
     form: how they are written, where that is known. Whole numbers such as 20240131 are dates; other numbers are times
-    as they stand. DataError, with the line, for a cell that is no time, and where dates can be read in two ways.
+    as plain numbers. DataError, with the line, for a cell that is not a time, and for ambiguous dates.
     """
     name = data.names[index]
     if form == NUMBER or (not form and _are_numbers(data, index) and not _are_days(data, index)):
@@ -119,10 +119,10 @@ class _Texts:
 
     def __init__(self, data: Columns, index: int) -> None:
         self.codes, texts = data.texts(index)
-        self.said = [text.decode("utf-8", "replace") for text in texts]
-        self.is_missing = np.ones(len(self.said), bool)
+        self.texts = [text.decode("utf-8", "replace") for text in texts]
+        self.is_missing = np.ones(len(self.texts), bool)
         self.is_missing[self.codes[~data.missing(index)]] = False
-        self.known = [None if no else text for text, no in zip(self.said, self.is_missing.tolist(), strict=True)]
+        self.known = [None if no else text for text, no in zip(self.texts, self.is_missing.tolist(), strict=True)]
 
     def different(self) -> list[str]:
         return [text for text in self.known if text is not None]
@@ -136,7 +136,7 @@ class _Texts:
         return int(np.argmax((which & ~self.is_missing)[self.codes]))
 
     def at(self, row: int) -> str:
-        return self.said[self.codes[row]]
+        return self.texts[self.codes[row]]
 
 
 def _likely_forms(texts: Sequence[str]) -> list[str]:
@@ -239,11 +239,11 @@ def date_parts_of(seconds: np.ndarray) -> list[str]:
 
 
 def described_parts(parts: Sequence[str]) -> str:
-    """What the features of dates are, in words."""
+    """The features of dates, in words."""
     words = {"year": "month", "week": "weekday", "day": "time of day"}
     cycles = [words[part] for part in parts if part != CALENDAR]
-    said = ["the calendar year"] * (CALENDAR in parts)
-    return ", ".join(said + [f"a sine and a cosine of the {word}" for word in cycles])
+    names = ["the calendar year"] * (CALENDAR in parts)
+    return ", ".join(names + [f"a sine and a cosine of the {word}" for word in cycles])
 
 
 def date_text(seconds: float) -> str:

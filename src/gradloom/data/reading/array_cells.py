@@ -20,9 +20,8 @@ _WHOLE = 1 << 53  # the whole numbers that f64 holds, either sign
 def cells_of(
     array: np.ndarray, what: str, mode: int = NUMBERS, comma: bool = False, missing: Sequence[str] = ()
 ) -> NumberCells | TextCells:
-    """The elements [rows] as cells: numbers as they are, others read as those of a file are; mode, comma, missing: as
-    for read_cells. Elements that hold several values are refused where they are used, by a DataError that
-    calls the column `what`."""
+    """The elements [rows] as cells: numbers unchanged, others parsed like those of a file; mode, comma, missing: as for
+    read_cells. what: the column in messages. Elements that hold several values raise a DataError when they are used."""
     kind = array.dtype.kind
     if kind == "c":
         raise DataError(f"{what} holds complex numbers; need real ones")
@@ -59,7 +58,7 @@ def array_columns(path: str, array: np.ndarray, names: list[str] | None = None, 
 
 
 def _is_exact(array: np.ndarray) -> bool:
-    """Whether f64 holds each of these whole numbers."""
+    """Whether f64 represents each of these integers."""
     if array.dtype.itemsize < 8 or not len(array):
         return True
     return int(array.min()) >= -_WHOLE and int(array.max()) <= _WHOLE
@@ -87,7 +86,7 @@ def _texts(column: np.ndarray, what: str) -> list[str]:
 
 
 def _has_no_text(kind: type) -> bool:
-    """Whether its objects have no text but their address."""
+    """Whether its objects have no text except their address."""
     return kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
 
 

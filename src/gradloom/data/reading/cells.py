@@ -25,25 +25,25 @@ def composed(text: str) -> str:
 
 
 def read_exactly(text: bytes) -> float | bool | None:
-    """What a cell is, as _cells.read_cell tells it; a number is none where other texts are the same number."""
+    """The value of a cell, as _cells.read_cell; False for a number that float64 rounds."""
     return False if _cells.CODES[_cells.code_of(text)] == ROUNDED else _cells.read_cell(text, False)
 
 
 def number_text(value: float) -> str:
-    """How a number is written where it is a class or a category: 3 for 3.0."""
+    """A number as a class or a category: 3 for 3.0."""
     return str(int(value)) if float(value).is_integer() else str(float(value))
 
 
 class Blocks:
-    """Arrays, each with the decimals of its numbers; small ones of one kind are joined.
+    """Arrays, each with the decimals of its numbers; small ones of one dtype are joined.
 
-    A joined block is memory of its own, which the machine has back as soon as the block is dropped: thousands of pieces
-    on the heap would keep it as large as it was.
+    A joined block is a memory map of its own, which is unmapped when the block is dropped. Thousands of pieces would
+    fragment the heap.
     """
 
     def __init__(self) -> None:
         self.parts: list[tuple[np.ndarray, int]] = []
-        self._open, self._bytes = 0, 0  # parts[_open:] are of one kind and wait to be joined
+        self._open, self._bytes = 0, 0  # parts[_open:] have one dtype and are not joined yet
 
     def add(self, array: np.ndarray, decimals: int = 0) -> None:
         if not len(array):
@@ -63,7 +63,7 @@ class Blocks:
         self._open += 1
 
     def joined(self, kind: type[np.generic]) -> np.ndarray:
-        """All of them, which are of this dtype."""
+        """All parts, which have this dtype, as one array."""
         return np.concatenate([np.empty(0, kind), *(array for array, _ in self.parts)])
 
 
@@ -74,27 +74,27 @@ def _alike(one: tuple[np.ndarray, int], other: tuple[np.ndarray, int]) -> bool:
 class NumberCells:
     """A column whose cells are all numbers or missing.
 
-    Numbers of few digits are held as whole numbers of 1, 2 or 4 bytes over a power of ten: the quotient is the very
-    double that the text stands for.
+    Numbers with few digits are stored as integers of 1, 2 or 4 bytes over a power of ten; the quotient is the exact
+    double.
     """
 
     def __init__(self) -> None:
         self.rows = 0
         self.grouped = False  # commas cut thousands, in a file where commas may be decimal
         self.in_brackets = 0  # numbers such as (1234.50), which are negative
-        self.commas = ""  # what a person should know of how commas were read
-        self.marks: dict[str, int] = {}  # what stood in missing cells, where that is not empty, and how often
-        self.units: dict[str, tuple[int, int]] = {}  # "" or a unit: (numbers with it, the first one's row)
+        self.commas = ""  # a note on how commas were read
+        self.marks: dict[str, int] = {}  # texts of missing cells that are not empty, with their counts
+        self.units: dict[str, tuple[int, int]] = {}  # "" or a unit: (count of numbers, first row)
         self.blocks = Blocks()  # of whole numbers with decimals, or of numbers with decimals -1
 
     def add(self, values: np.ndarray, decimals: int = -1) -> None:
-        """f64 values, NaN where one is missing. decimals: the most digits behind a point, -1 where that is unknown."""
+        """Append f64 values, NaN where one is missing. decimals: the maximum number of decimals, -1 if unknown."""
         self.rows += len(values)
         if len(values):
             self.blocks.add(*_packed(values, decimals))
 
     def put_first(self, one: NumberCells | TextCells) -> None:
-        """The row of another column of numbers, in front of the others."""
+        """Insert the row of another column of numbers before the others."""
         assert isinstance(one, NumberCells)
         self.rows += 1
         self.blocks.put_first(one.values(), -1)
@@ -105,7 +105,7 @@ class NumberCells:
         self.marks = _added(self.marks, one.marks)
 
     def has_number(self) -> bool:
-        """Whether a number is among the first cells."""
+        """Whether the first block contains a number."""
         if not self.blocks.parts:
             return False
         block, decimals = self.blocks.parts[0]
@@ -121,7 +121,7 @@ class NumberCells:
         return made
 
     def parts(self) -> Iterator[np.ndarray]:
-        """values(), piece by piece."""
+        """values(), in pieces."""
         for block, decimals in self.blocks.parts:
             if decimals < 0:
                 yield block
@@ -132,7 +132,7 @@ class NumberCells:
 
 
 def _packed(values: np.ndarray, decimals: int) -> tuple[np.ndarray, int]:
-    """The values as the narrowest whole numbers that tell them all, and decimals; as they are (-1) where none do."""
+    """(values as the narrowest integers that represent all of them, decimals); (values, -1) if there are none."""
     if not 0 <= decimals <= _MOST_DECIMALS:
         return values, -1
     scaled = np.rint(values * 10.0**decimals)
@@ -155,7 +155,7 @@ def _packed(values: np.ndarray, decimals: int) -> tuple[np.ndarray, int]:
 
 
 class ArrayCells(NumberCells):
-    """A column of an array, which stays as it is. missing: words of which those that are numbers are missing values."""
+    """A column of an array, which is not copied. missing: words that are missing values, if they are numbers."""
 
     def __init__(self, array: np.ndarray, missing: Sequence[str] = ()) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class ArrayCells(NumberCells):
 
 
 class RefusedCells(NumberCells):
-    """A column that nothing can be learned from: DataError, which says why, where its cells are used."""
+    """A column that cannot be used: DataError with the reason where its cells are read."""
 
     def __init__(self, rows: int, why: str) -> None:
         super().__init__()
@@ -194,16 +194,16 @@ class RefusedCells(NumberCells):
 
 
 class TextCells:
-    """A column of texts: i32 codes [rows], and the texts in the order of their first occurrence. exact: as they are
-    written; else the texts are composed, so that the Unicode forms of a text are one."""
+    """A column of texts: i32 codes [rows], and the texts in the order of first occurrence. exact: texts are not
+    normalised to Unicode NFC."""
 
     def __init__(self, codes: np.ndarray, read: _cells.Column, exact: bool = False) -> None:
         self.codes, self._read = codes, read
-        self._composed: dict[bytes, int] | None = None  # the texts, each with a code that it has in the core
+        self._composed: dict[bytes, int] | None = None  # each text with one of its codes in the core
         if not exact and not read.texts[0].isascii():
             self._compose()
-        self.marks = marks_of(read)  # words that are declared missing, whose cells are empty, and how often
-        self._more: list[bytes] = []  # a text that is in the first row alone
+        self.marks = marks_of(read)  # words that are declared missing, with their counts
+        self._more: list[bytes] = []  # a text that only the first row has
 
     @property
     def rows(self) -> int:
@@ -222,13 +222,13 @@ class TextCells:
 
     @cached_property
     def texts(self) -> list[bytes]:
-        """The different texts, in UTF-8, by their codes."""
+        """The distinct texts, in UTF-8, by code."""
         known = texts_of(*self._read.texts) if self._composed is None else list(self._composed)
         return known + self._more
 
     @cached_property
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
-        """(the number that each text is, f64, NaN for none; MISSING, TEXT or 0 for a number)."""
+        """(value of each text, f64, NaN if it is not a number; MISSING, TEXT or 0 for a number)."""
         values, kinds = self._read.read_texts()
         if self._composed is not None:
             kept = list(self._composed.values())
@@ -240,11 +240,11 @@ class TextCells:
         return values, kinds
 
     def codes_with(self, why: str) -> list[int]:
-        """The codes of the numbers whose digits tell more than the number, for this reason of _cells.CODES."""
+        """The codes of numbers that are codes for this reason of _cells.CODES."""
         return [code for code, text in enumerate(self.texts) if _cells.CODES[_cells.code_of(text)] == why]
 
     def put_first(self, one: NumberCells | TextCells) -> None:
-        """The row of another column of texts, in front of the others."""
+        """Insert the row of another column of texts before the others."""
         assert isinstance(one, TextCells)
         text, self.marks = one.texts[0], _added(self.marks, one.marks)
         if text not in self.texts:
@@ -255,7 +255,7 @@ class TextCells:
 
 
 def marks_of(column: _cells.Column) -> dict[str, int]:
-    """What stands in cells of the core's column that are missing, and how often."""
+    """Texts of the missing cells of a column of the core, with their counts."""
     marks, counts = column.marks
     return {text.decode(): n for text, n in zip(texts_of(*marks), counts.tolist(), strict=True)}
 
@@ -265,7 +265,7 @@ def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 def texts_of(data: bytes, ends: np.ndarray) -> list[bytes]:
-    """The texts that lie one behind the other."""
+    """Split `data` at these ends."""
     made, begin = [], 0
     for end in ends.tolist():
         made.append(data[begin:end])

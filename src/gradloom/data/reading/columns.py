@@ -16,7 +16,7 @@ MOST_COLUMNS = 1 << 16
 
 
 def names_of(where: str, given: Iterable[str]) -> list[str]:
-    """The names of columns, composed and without blanks at their ends; DataError where two are one name."""
+    """Column names in Unicode NFC, stripped; DataError for a duplicate."""
     written = [name.strip() for name in given]
     names = [composed(name) for name in written]
     counts = Counter(names)
@@ -29,7 +29,7 @@ def names_of(where: str, given: Iterable[str]) -> list[str]:
 
 
 class Lines:
-    """The line on which each row ends, held as runs of rows whose lines follow one another: lines[row]."""
+    """lines[row]: the line on which each row ends, stored as runs of rows on consecutive lines."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -37,7 +37,7 @@ class Lines:
         self._runs: list[tuple[np.ndarray, np.ndarray]] = []  # (the first row of each run, its line)
 
     def add(self, lines: np.ndarray) -> None:
-        """The lines of the rows that follow, i64."""
+        """Append the lines of further rows, i64."""
         if not len(lines):
             return
         first = np.concatenate([[True], np.diff(lines) != 1])
@@ -49,7 +49,7 @@ class Lines:
         self._last = int(lines[-1])
 
     def put_first(self, line: int) -> None:
-        """One more row, in front of the others."""
+        """Insert a row before the others."""
         self._runs = [(np.zeros(1, np.int64), np.array([line])), *((rows + 1, lines) for rows, lines in self._runs)]
         self._rows += 1
 
@@ -77,7 +77,7 @@ class Columns:
     header: bool = True
     separator: str = ","
     is_named: bool = True  # its columns are found by their names, not by their order
-    picked: np.ndarray | None = field(default=None, repr=False)  # the rows that are left, where not all are
+    picked: np.ndarray | None = field(default=None, repr=False)  # the selected rows; None: all
 
     @property
     def rows(self) -> int:
@@ -88,11 +88,11 @@ class Columns:
         return find_column(self.path, self.names, name, self.header)
 
     def keep(self, rows: np.ndarray) -> Columns:
-        """The same table with these of its rows only."""
+        """The table with only these rows."""
         return replace(self, picked=rows if self.picked is None else self.picked[rows])
 
     def where(self, row: int) -> str:
-        """A row as messages name it: by the file and its line."""
+        """A row in messages: the file and its line."""
         row = row if self.picked is None else int(self.picked[row])
         return f"{self.path} row {row}" if self.lines is None else f"{self.path} line {self.lines[row]}"
 
@@ -106,7 +106,7 @@ class Columns:
         return None if (kinds[codes] == TEXT).any() else values[codes]
 
     def first_text(self, index: int) -> tuple[int, str]:
-        """(row, cell) of the first text in a column that numbers() says None of."""
+        """(row, cell) of the first text in a column that is not numeric."""
         cells = self.cells[index]
         assert isinstance(cells, TextCells)
         codes = self._of(cells.codes)
@@ -114,7 +114,7 @@ class Columns:
         return row, cells.texts[codes[row]].decode("utf-8", "replace")
 
     def texts(self, index: int) -> tuple[np.ndarray, list[bytes]]:
-        """(codes [rows], the text of each code) of any column; numbers as messages write them, 3 for 3.0."""
+        """(codes [rows], the text of each code) of any column; numbers as 3 for 3.0."""
         cells = self.cells[index]
         if isinstance(cells, TextCells):
             return self._of(cells.codes), cells.texts
@@ -136,7 +136,7 @@ class Columns:
         return bool(self.missing(index).all())
 
     def merges(self, index: int) -> bool:
-        """Whether different cells of a column are one number, because f64 does not keep all their digits."""
+        """Whether float64 rounds distinct cells of a column to one number."""
         cells = self.cells[index]
         rounded = cells.codes_with(ROUNDED) if isinstance(cells, TextCells) else []
         return isinstance(cells, TextCells) and len(np.unique(cells.numbers[0][rounded])) < len(rounded)
@@ -147,7 +147,7 @@ class Columns:
         return isinstance(cells, TextCells) and bool(cells.codes_with(LEADING_ZERO))
 
     def marks(self, index: int) -> dict[str, int]:
-        """What stands in missing cells that are not empty, and how often, of all rows."""
+        """Texts of missing cells that are not empty, with their counts over all rows."""
         cells = self.cells[index]
         if isinstance(cells, NumberCells):
             return cells.marks

@@ -18,7 +18,7 @@ _SEPARATOR = re.compile(rb'("?)sep=([^\r\n])\1(?=[\r\n]|\Z)', re.IGNORECASE)
 
 
 def named_separator(begin: bytes) -> tuple[str, bytes]:
-    """(the separator that a first line such as sep=; names, "" where it names none; the bytes with that line empty)."""
+    """(separator named by a first line such as sep=;, or ""; the bytes with that line empty)."""
     found = _SEPARATOR.match(begin)
     return ("", begin) if found is None else (found[2].decode("latin-1"), begin[found.end() :])
 
@@ -57,10 +57,10 @@ def _is_blank(row: list[str]) -> bool:
 
 
 def is_header_of_numbers(first: Sequence[bytes], cells: Sequence[NumberCells | TextCells]) -> bool:
-    """Whether these cells name columns rather than begin the rows, as 2019,2020,2021 and 0,1,2,3 may.
+    """Whether the first line is a header although it has numbers, such as 2019,2020,2021 or 0,1,2,3.
 
-    The numbers are whole, rise or fall as years do, or count all columns from 0 or 1, and most are far from the numbers
-    of their column. Texts beside them are different, and stand above no equal one.
+    The numbers are increasing or decreasing years, or count all columns from 0 or 1, and most are far from the values
+    of their column. Other cells are distinct, and do not occur in their column.
     """
     numbers = {i: int(cell) for i, cell in enumerate(first) if cell.isdigit() and len(cell) <= 9}
     texts = [(cell, cells[i]) for i, cell in enumerate(first) if i not in numbers]
@@ -78,7 +78,7 @@ def is_header_of_numbers(first: Sequence[bytes], cells: Sequence[NumberCells | T
 
 
 def _is_far(value: int, cells: NumberCells | TextCells) -> bool:
-    """Whether a whole number is unlike those of its column, which have decimals or lie elsewhere."""
+    """Whether an integer is out of the range of its column, or the column has decimals."""
     if isinstance(cells, TextCells):
         numbers, kinds = cells.numbers
         below = numbers[kinds == 0]

@@ -1,4 +1,4 @@
-"""CSV files as columns: separator and header found out, every row of one length."""
+"""CSV files as columns: separator and header are detected, all rows have one length."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def read_csv(
     """Read a .csv or .csv.gz file.
 
     expect: names of which one in the first line makes that line a header; header: True or False when it is known. A
-    column is one of numbers where every cell is a number or missing, and none is such as 007 or has more digits than
-    f64 keeps, which a number would not tell.
+    column is numeric if every cell is a number or missing, and none has leading zeros (007) or more digits than f64
+    keeps.
     """
     try:
         return _Reading(path, rules).read(tuple(expect), header)
@@ -46,14 +46,16 @@ def read_csv(
 
 
 class _Reading:
-    """A file that is read once, and once more for the columns that turn out to be texts behind its first piece."""
+    """A file that is read once, and again for columns whose first text is after the first piece."""
 
     def __init__(self, path: str | os.PathLike[str], rules: CellRules) -> None:
         self.path, self.commas, self.encoding = path, rules.commas, rules.encoding
         self.texts = set(map(composed, rules.texts))
         self.missing = list(rules.missing)
         self.text_mode = _cells.EXACT_TEXTS if rules.exact else _cells.TEXTS
-        self.other: dict[int, bool] = {}  # columns with other commas than the separator tells: whether they are decimal
+        self.other: dict[
+            int, bool
+        ] = {}  # columns whose commas are not those of the separator: whether they are decimal
         self.has_comma = False
         self.separator = ","
         self.first: list[bytes] = []
@@ -135,7 +137,7 @@ class _Reading:
                 try:
                     parts.pack(taken)
                     following = None if last else next(pieces)
-                finally:  # what is wrong in these rows is said before what is wrong behind them
+                finally:  # report errors in the order of the rows
                     cut.result()
                     self._check(splitter)
                 taken = parts.take()
@@ -145,13 +147,13 @@ class _Reading:
         return self._again(columns, modes)
 
     def _mode(self, index: int) -> int:
-        """How the cells of a column are read at first."""
+        """The mode in which a column is first read."""
         if {composed(self.first[index].decode()), f"column {index + 1}"} & self.texts:
             return self.text_mode
         return _cells.TEXTS if index in self.other else _cells.NUMBERS
 
     def _other_commas(self) -> dict[int, bool]:
-        """The columns whose commas the separator tells otherwise than `commas` does, where commas may be in cells."""
+        """The columns for which `commas` differs from the rule of the separator, if cells may contain commas."""
         decimal = self.separator != ","
         found = [i for i in range(len(self.first)) if self._known(i) is (not decimal)]
         sign = b"," if decimal else b'"'
@@ -159,12 +161,12 @@ class _Reading:
         return dict.fromkeys(found, not decimal) if there else {}
 
     def _known(self, index: int) -> bool | None:
-        """Whether commas of this column are decimal; None where that is to be decided."""
+        """Whether commas of this column are decimal; None if not known."""
         return self.commas.get(composed(self.first[index].decode()), self.commas.get(f"column {index + 1}"))
 
     def _decide_commas(self) -> None:
-        """What commas are in columns of numbers, in a file whose separator is another: 1,5 is decimal. 1,234 may be
-        both; where all commas are such, they are decimal, but cut thousands beside a currency sign."""
+        """Decide the meaning of commas in columns of numbers if the separator is not a comma. 1,5 is decimal; 1,234 is
+        ambiguous: if all commas are, they are decimal, or separate thousands in a column with a currency sign."""
         before = list(self.cells)
         asked = [
             isinstance(cells, NumberCells) and not cells.grouped and self._known(i) is None
@@ -201,7 +203,7 @@ class _Reading:
             self.cells = [new or old for new, old in zip(cells, self.cells, strict=True)]
 
     def _again(self, columns: Sequence[_cells.Column], modes: Sequence[int]) -> list[int]:
-        """For each column SKIP, or the mode in which it has to be read again."""
+        """For each column SKIP, or the mode for another pass."""
         made = []
         for i, (column, mode) in enumerate(zip(columns, modes, strict=True)):
             is_number = mode in (_cells.NUMBERS, _cells.GROUPED_NUMBERS)
@@ -218,7 +220,7 @@ class _Reading:
         self._check(splitter)
 
     def _check(self, splitter: _cells.Splitter) -> None:
-        """DataError for what is wrong with the rows."""
+        """DataError for malformed rows."""
         if splitter.fault is None:
             return
         kind, first, last, cells, ends_empty = splitter.fault
@@ -241,7 +243,7 @@ class _Reading:
         raise DataError(f"{self.path} line {first}: {what}")
 
     def _is_nothing(self) -> bool:
-        """Whether the last column has neither a name nor a cell."""
+        """Whether the last column has no name and no values."""
         cells = self.cells[-1]
         if self.first[-1]:
             return False
@@ -347,7 +349,7 @@ class _Reading:
 
 
 class _Parts:
-    """What the columns of a pass give, piece by piece."""
+    """The cells of the columns of a pass, in pieces."""
 
     def __init__(self, modes: Sequence[int], columns: Sequence[_cells.Column]) -> None:
         self.modes, self.columns = modes, columns
@@ -355,7 +357,7 @@ class _Parts:
         self.codes = [Blocks() for _ in columns]
 
     def take(self) -> list[Any]:
-        """What the columns have taken since the last time."""
+        """The cells since the last call."""
         return [column.take() for column in self.columns]
 
     def pack(self, taken: Sequence[Any]) -> None:
@@ -384,8 +386,8 @@ class _Parts:
 def read_cells(
     cells: list[Any], mode: int = _cells.NUMBERS, comma: bool = False, missing: Sequence[str] = ()
 ) -> NumberCells | TextCells:
-    """Cells (str or UTF-8) that are no file's, read as those of a file are. mode: NUMBERS (texts
-    where some are none), TEXTS or EXACT_TEXTS; comma: commas are decimal; missing: words that are missing values."""
+    """Parse cells (str or UTF-8) like those of a file. mode: NUMBERS (texts if some cell is not a number), TEXTS or
+    EXACT_TEXTS; comma: commas are decimal; missing: words that are missing values."""
     if mode == _cells.NUMBERS:
         column = _cells.Column(_cells.NUMBERS, comma, list(missing))
         column.add(cells)
@@ -402,7 +404,7 @@ def read_cells(
 
 
 def with_facts(numbers: NumberCells, column: _cells.Column) -> NumberCells:
-    """The cells, with the marks and units that the core has seen in them."""
+    """The cells with the marks and units that the core has found."""
     numbers.marks = marks_of(column)
     numbers.units = {unit: seen for unit, seen in zip(_cells.UNITS, column.units, strict=True) if seen[0]}
     numbers.rows, numbers.in_brackets = column.rows, column.in_brackets
@@ -415,12 +417,12 @@ def _spelling(cell: bytes) -> str:
 
 
 def _is_row(cell: bytes) -> bool:
-    """Whether it is no name of a column: a number, or nothing."""
+    """Whether the cell is a number or empty, so not a column name."""
     return not isinstance(_cells.read_cell(cell, True), bool)
 
 
 def _has_numbers(cells: NumberCells | TextCells) -> bool:
-    """No cell is a text, and not all are missing."""
+    """Whether no cell is a text, and some cell is not missing."""
     if isinstance(cells, NumberCells):
         return bool(np.isfinite(cells.values()).any())
     kinds = cells.numbers[1]

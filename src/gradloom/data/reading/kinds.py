@@ -1,4 +1,4 @@
-"""What the columns of a table are, numbers or texts: decided here for all readers."""
+"""The kind of a column, numbers or texts, and whole numbers that are codes; for all readers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ...base.errors import DataError
 from .cells import LEADING_ZERO, MISSING, ROUNDED, TEXT, NumberCells, TextCells
 from .columns import Columns
 
-_FEW = 20  # different cells of a column that may be categories though some are numbers
+_FEW = 20  # distinct cells of a column that may be categories although some are numbers
 _CODE_NAMES = {
     "zip", "zipcode", "postcode", "postalcode", "postal", "plz", "fips", "id", "ids", "code", "codes", "sku", "isbn",
     "ean", "upc", "naics", "sic", "icd", "iban", "msa",
 }  # fmt: skip
 _LEAST_DIGITS = 4
-_LEAST_TIMES = 4  # that each code of equal length is there, on average
+_LEAST_TIMES = 4  # average rows of each code, for codes of equal length
 
 
 def numbers_of(data: Columns, index: int, what: str, learns: bool = False) -> np.ndarray | None:
-    """The column as f64 numbers, NaN where a cell is missing; None where it is one of texts.
+    """The column as f64 numbers, NaN where a cell is missing; None for a column of texts.
 
     DataError, with the line, for a text in a column of numbers, for two currencies, and for some percentages among
     other numbers. learns: as for no_number.
@@ -46,7 +46,7 @@ def need_numbers(data: Columns, index: int, what: str, learns: bool = False) -> 
 
 
 def need_parts(data: Columns, index: int, what: str) -> Iterator[np.ndarray]:
-    """need_numbers, piece by piece where the column is held so."""
+    """need_numbers in pieces, where the column is stored in pieces."""
     cells = data.cells[index]
     if isinstance(cells, NumberCells) and data.picked is None:
         _check_units(data, cells, what)
@@ -55,8 +55,7 @@ def need_parts(data: Columns, index: int, what: str) -> Iterator[np.ndarray]:
 
 
 def no_number(data: Columns, index: int, what: str, learns: bool = False) -> DataError:
-    """The error of the first text among numbers. learns: the table is one to train on, whose missing values may be
-    declared."""
+    """The error for the first text among numbers. learns: in training data, missing values can be declared."""
     row, cell = data.first_text(index)
     cells = data.cells[index]
     assert isinstance(cells, TextCells)
@@ -68,8 +67,8 @@ def no_number(data: Columns, index: int, what: str, learns: bool = False) -> Dat
 
 
 def _is_numeric(data: Columns, cells: TextCells) -> bool:
-    """Whether a column with texts among numbers is one of numbers: there are far fewer texts, or far fewer different
-    ones, and not so few different cells at all that each may be a category."""
+    """Whether a column with texts among numbers is numeric: far fewer texts (or distinct texts) than numbers, and too
+    many distinct cells for categories."""
     values, kinds = cells.numbers
     codes = cells.codes if data.picked is None else cells.codes[data.picked]
     counts = np.bincount(codes, minlength=len(kinds))
@@ -82,7 +81,7 @@ def _is_numeric(data: Columns, cells: TextCells) -> bool:
 
 
 def _check_units(data: Columns, cells: NumberCells, what: str) -> None:
-    """DataError where the numbers of a column are not of one unit."""
+    """DataError unless the numbers of a column have one unit."""
     total = sum(count for count, _ in cells.units.values())
     others = {unit: seen for unit, seen in cells.units.items() if unit}
     percent = others.get("%")
@@ -96,32 +95,32 @@ def _check_units(data: Columns, cells: NumberCells, what: str) -> None:
 
 
 def _differs(cells: NumberCells, percentages: int) -> bool:
-    """Whether numbers without a percent sign are other than 0."""
+    """Whether some number without a percent sign is not 0."""
     values = cells.values()
     return int(np.count_nonzero(np.nan_to_num(values))) > percentages
 
 
-def said_of(data: Columns, index: int, name: str) -> list[str]:
-    """What a person should know of how the numbers of a column were read."""
+def reading_notes(data: Columns, index: int, name: str) -> list[str]:
+    """Notes on how the numbers of a column were read."""
     cells = data.cells[index]
     if not isinstance(cells, NumberCells):
         count = len(cells.codes_with(ROUNDED))
         return [f"{name}: {ROUNDED}, and are rounded: {count} different ones"] * bool(count)
     units = [f"{unit!r} of {count} cells" for unit, (count, _) in cells.units.items() if unit]
-    said = [f"{name}: {' and '.join(units)} is no part of the number" for _ in units[:1]]
+    notes = [f"{name}: {' and '.join(units)} is not part of the number" for _ in units[:1]]
     if cells.in_brackets:
-        said.append(f"{name}: {cells.in_brackets} numbers in brackets are negative, as accountants write them")
-    return said + [f"{name}: {cells.commas}"] * bool(cells.commas)
+        notes.append(f"{name}: {cells.in_brackets} numbers in brackets are negative, as accountants write them")
+    return notes + [f"{name}: {cells.commas}"] * bool(cells.commas)
 
 
 def unit_of(data: Columns, index: int) -> str:
-    """The unit of the numbers of a column, such as $; empty where there is none."""
+    """The unit of a column of numbers, such as $; empty without one."""
     cells = data.cells[index]
     return next((unit for unit in cells.units if unit), "") if isinstance(cells, NumberCells) else ""
 
 
 def check_unit(data: Columns, index: int, unit: str, what: str) -> None:
-    """DataError, with the line, where a number has another unit than this one."""
+    """DataError, with the line, for a number with a different unit."""
     cells = data.cells[index]
     for other, (_, row) in cells.units.items() if isinstance(cells, NumberCells) else ():
         if other not in ("", unit):
@@ -130,14 +129,14 @@ def check_unit(data: Columns, index: int, unit: str, what: str) -> None:
 
 
 def is_missing_text(data: Columns, index: int) -> np.ndarray:
-    """Which texts of a column of texts are empty or a mark such as NA, bool for each code."""
+    """Which texts of a column are empty or a mark such as NA, bool for each code."""
     cells = data.cells[index]
     assert isinstance(cells, TextCells)
     return cells.numbers[1] == MISSING
 
 
 def code_reason(data: Columns, index: int, values: np.ndarray) -> str | None:
-    """Why the numbers of a column are codes; None where they are numbers."""
+    """The reason why the numbers of a column are codes, such as zip codes and identifiers; None if they are not."""
     first = values[:1000]
     if (first != np.rint(first))[~np.isnan(first)].any():  # most columns with decimals
         return None
@@ -150,7 +149,7 @@ def code_reason(data: Columns, index: int, values: np.ndarray) -> str | None:
         return f"{ROUNDED}, which makes different ones the same"
     word = next((word for word in _words(data.names[index]) if word in _CODE_NAMES), None)
     if word is not None and data.header:
-        return f"the name says {word!r}"
+        return f"the name contains {word!r}"
     digits = _digits(known)
     if digits and len(np.unique(known)) * _LEAST_TIMES <= len(known):
         return f"all have {digits} digits"
@@ -164,7 +163,7 @@ def _words(name: str) -> list[str]:
 
 
 def _digits(known: np.ndarray) -> int:
-    """The number of digits that all have, where they fill the numbers of that length as few quantities do; else 0."""
+    """The number of digits, if all values have it and spread over the whole range of that length; else 0."""
     low, high = float(known.min()), float(known.max())
     digits = len(str(int(low))) if low > 0 and high < 1e15 else 0
     step = 10.0 ** (digits - 1)

@@ -19,7 +19,7 @@ _MEMORY = 4  # bytes of memory that reading a byte of an array may take
 
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file; what their heads say is held against the bytes of the file before it is believed."""
+    """The arrays of an .npz file; their headers are checked against the size of the data before use."""
     arrays: dict[str, np.ndarray] = {}
     try:
         size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""Parquet files and tables of Arrow as columns, whose types are found as those of a CSV file are."""
+"""Parquet files and Arrow tables as columns, typed by the same rules as CSV files."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _cells(column: Any, what: str, name: str, rules: CellRules) -> NumberCells | TextCells:
-    """The cells of an array of Arrow, [rows]: numbers as they are, others as the texts that a CSV file has for them."""
+    """The cells of an Arrow array, [rows]: numbers unchanged, others as the texts of a CSV file."""
     import pyarrow as arrow
     from pyarrow import compute, types
 

@@ -1,4 +1,4 @@
-"""RawTable: what a CSV or Parquet file, an .npz or a folder of idx files holds, before any statistics are taken."""
+"""RawTable: rows and targets of a CSV, Parquet or .npz file, or of a folder of idx files, before any statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .cell_rules import PLAIN, CellRules
 from .cells import NumberCells, composed, number_text
 from .columns import MOST_COLUMNS, Columns
 from .csv_file import read_csv
-from .kinds import numbers_of, said_of
+from .kinds import numbers_of, reading_notes
 from .npz import keys_of, load_npz
 from .parquet import is_parquet, read_parquet
 from .table_columns import is_table, table_columns
@@ -45,7 +45,7 @@ Y_KEYS = ("y", "y_test", "test_y", "target", "targets", "labels", "y_train", "tr
 
 @dataclass
 class RawTable:
-    """A file before any statistics are taken: rows for training, and rows for the test where the file has them."""
+    """A file before any statistics: training rows, and test rows if the file has them."""
 
     path: str
     x: Columns | np.ndarray
@@ -58,7 +58,7 @@ class RawTable:
     classes: list[str] | None = None
     texts: list[bytes] | None = None  # of the codes in y
     notes: list[str] = field(default_factory=list)
-    picked: np.ndarray | None = None  # the rows of an array that are left, where not all are
+    picked: np.ndarray | None = None  # the selected rows of an array; None: all
     array: str = ""  # of a file of arrays: that of the rows, and that of its test rows
     test_array: str = ""
 
@@ -134,7 +134,7 @@ def of_columns(data: Columns, index: int, notes: list[str]) -> RawTable:
     y = numbers_of(data, index, f"target {data.names[index]!r:.60}", True)
     cells = data.cells[index]
     if isinstance(cells, NumberCells):
-        notes += said_of(data, index, f"target {data.names[index]!r:.60}")
+        notes += reading_notes(data, index, f"target {data.names[index]!r:.60}")
     if y is None or data.merges(index) or data.has_leading_zeros(index):
         y, texts = data.texts(index)
     return RawTable(data.path, data, y, data.names[index], target_index=index, texts=texts, notes=notes)
@@ -150,7 +150,9 @@ def _read_npz(path: Path, target: str | None) -> RawTable:
             raise DataError(f"{path}: no array {target!r:.60}; {nearest}; see target (--target)")
         inputs = [k for k in X_KEYS if k in keys and keys[k] != target]
         if not inputs:
-            raise DataError(f"{path}: holds {keys_of(arrays)}; need an array called x beside the target {target!r:.60}")
+            raise DataError(
+                f"{path}: holds {keys_of(arrays)}; need an array called x next to the target {target!r:.60}"
+            )
         pair = (keys[inputs[0]], target)
     else:
         conventional = next(((keys[a], keys[b]) for a, b in _TRAIN_KEYS if a in keys and b in keys), None)

@@ -1,4 +1,4 @@
-"""The bytes of a text file as UTF-8, piece by piece, whatever encoding they have."""
+"""The bytes of a text file, converted to UTF-8, in pieces."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def is_text_file(data: object) -> bool:
 
 
 def spreadsheet(path: str | os.PathLike[str], what: str) -> DataError:
-    """The error for a spreadsheet, with what to do."""
+    """The error for a spreadsheet."""
     return DataError(f"{path}: is {what}; export the sheet as CSV (File > Save As > CSV UTF-8) and use that file")
 
 
 def utf_8_pieces(path: str | os.PathLike[str], encoding: str) -> Iterator[tuple[bytes, bool]]:
-    """(bytes in UTF-8, whether the file ends with them), refused as soon as they cannot be those of a table: NUL, bytes
-    that the encoding does not have, a line that does not end, more than the memory holds. Without a byte order mark,
-    which goes before the encoding."""
+    """(bytes in UTF-8, whether the file ends with them), without a byte order mark, which takes precedence over
+    `encoding`. FileError for NUL, bytes that are invalid in the encoding, too long lines, and files that unpack to more
+    than the free memory."""
     size = os.stat(path).st_size
     if size == 0:
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -103,7 +103,7 @@ def utf_8_pieces(path: str | os.PathLike[str], encoding: str) -> Iterator[tuple[
 
 
 def _read(file: BinaryIO, most: int) -> bytes:
-    """Up to so many bytes, fewer only at the end of the file."""
+    """`most` bytes, fewer only at the end of the file."""
     parts = []
     while most and (part := file.read(min(most, 1 << 20))):
         parts.append(part)
@@ -112,7 +112,7 @@ def _read(file: BinaryIO, most: int) -> bytes:
 
 
 def _nul(data: bytes) -> str:
-    """What a NUL in UTF-8 may mean."""
+    """An explanation of a NUL in UTF-8."""
     head = data[:200]
     ends = next((end for start, end in ((1, "le"), (0, "be")) if head[start::2].count(0) * 4 > len(head)), "")
     use = f", or use its encoding (--encoding utf-16-{ends})" if ends else ""
@@ -120,7 +120,7 @@ def _nul(data: bytes) -> str:
 
 
 def _undecoded(error: UnicodeDecodeError, encoding: str) -> str:
-    """What is wrong with a byte, and the encoding that it may have."""
+    """The invalid byte, and an encoding to try."""
     wrong = error.object[error.start]
     if encoding != UTF_8:
         return f"is not {encoding} text (byte {wrong:#04x}); see encoding (--encoding)"

@@ -1,4 +1,4 @@
-"""How much a compressed file may unpack to: known before anything is built of it."""
+"""Limit on the unpacked size of compressed files."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 from ...base.errors import FileError
 from ...base.memory import memory
 
-_RATIO = 20  # what text or numbers may shrink by, whatever the machine
-_UNKNOWN = 4 << 30  # bytes of memory taken for free where the system does not say
+_RATIO = 20  # compression of text or numbers that is always accepted
+_UNKNOWN = 4 << 30  # bytes of free memory that are assumed where the system does not report it
 
 
 def most_unpacked(packed: int, factor: int) -> int:
-    """Bytes that `packed` bytes may unpack to: 20 times as many, or 1 / factor of the free memory if that is more.
+    """Limit in bytes for a file of `packed` bytes: 20 times its size, or 1 / factor of the free memory if that is more.
 
-    factor: bytes of memory that reading an unpacked byte may take.
+    factor: bytes of memory per unpacked byte during reading.
     """
     there = memory()
     return max(_RATIO * packed, (_UNKNOWN if there is None else there.available) // factor)
