@@ -36,7 +36,7 @@ from ..files.checkpoint_files import Saved, manifests, plain, remove_unnamed
 from ..files.inside import opened
 from ..files.lock import is_locked
 from ..files.targets import reason_of
-from .checkpoint import Checkpoints, say
+from .checkpoint import Checkpoints, reason, say
 from .run_files import CLEAR, MOVE, NEW, OWN, PLACES, check_appended, check_files, lost, recover, remove, take_over
 
 KINDS = ("fit", "finetune", "loop", "dp_train")
@@ -219,7 +219,7 @@ class RunFolder:
     def _mark_first(self) -> None:
         """Before the files of a checkpoint: who finds its manifest finds run.json and the settings, too. Where they
         cannot be written it is saved all the same, and `_saved` tells why."""
-        with contextlib.suppress(OSError, FileError):
+        with contextlib.suppress(OSError, FileError, MemoryError):
             self._marked = self._marked and (self._place / "run.json").exists()  # not where somebody removed the folder
             self._mark()
 
@@ -233,7 +233,11 @@ class RunFolder:
             self._about["step"] = max(self._about["step"], int(re.sub(r"\D", "", manifest.name)))
             failed = self._try_write()
             if self._staged:
-                take_over(self.folder)
+                try:
+                    take_over(self.folder)
+                except (OSError, FileError, MemoryError) as error:
+                    what = f"the older run in {self.shown} was not replaced yet"
+                    raise FileError(f"{what}: {reason(error)}") from None
                 self._staged = False
                 failed = failed and self._try_write()  # the old run's files took room
         if failed is not None:
@@ -245,8 +249,8 @@ class RunFolder:
         try:
             self._mark()
             self._write()
-        except (OSError, FileError) as error:
-            return " ".join(str(error).split())
+        except (OSError, FileError, MemoryError) as error:
+            return reason(error)
         return None
 
     def end(self, state: str, **numbers: Any) -> None:
@@ -280,8 +284,8 @@ class RunFolder:
                         remove(self.folder / NEW, everything=True)
                     elif self._marked or (self.resumed is not None and state == "finished"):  # nothing was left to do
                         self._write()
-                except (OSError, FileError) as error:
-                    self._tell(f"{self.shown}: run.json cannot be written: {' '.join(str(error).split())}")
+                except (OSError, FileError, MemoryError) as error:
+                    self._tell(f"{self.shown}: run.json cannot be written: {reason(error)}")
 
     def __enter__(self) -> RunFolder:
         return self
