@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -52,6 +54,32 @@ def test_a_run_tells_what_it_is(tmp_path):
     assert about["latest"] == {"loss": 1 / 3} and about["begun"] <= about["ended"]
     assert about["pid"] == os.getpid() and about["versions"]["gradloom"] == gl.__version__
     assert sorted(os.listdir(tmp_path / "a")) == ["checkpoints", "metrics.jsonl", "run.json"]
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("run_folder.write_inside", "run.json cannot be written: not enough memory"),
+        ("run_folder.take_over", "saved.* the older run in .*a was not replaced yet: not enough memory"),
+        ("checkpoint.prune", "old checkpoints cannot be removed: not enough memory"),
+    ],
+)
+def test_what_follows_a_checkpoint_is_named_where_memory_is_short(tmp_path, monkeypatch, where, line):
+    trained(tmp_path / "a", 1)
+    module, name = where.split(".")
+    place = importlib.import_module(f"gradloom.train.{module}")
+    own, seen = getattr(place, name), []
+
+    def fails_at_first(*given):
+        seen.append(given)
+        if len(seen) <= (3 if name == "write_inside" else 1):  # run.json is tried three times
+            raise MemoryError
+        return own(*given)
+
+    monkeypatch.setattr(place, name, fails_at_first)
+    told = trained(tmp_path / "a", 2)
+    assert any(re.search(line, one) for one in told) and not any("was not saved" in one for one in told), told
+    assert value_in(tmp_path / "a") == [2, 3] and read_run(tmp_path / "a")["state"] == "finished"
 
 
 def test_a_run_that_has_written_nothing_leaves_nothing(tmp_path):

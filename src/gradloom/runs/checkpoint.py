@@ -141,8 +141,8 @@ class Checkpoints:
             last = "there is none before it" if self.last is None else f"the last one is that of step {self.last}"
             seen = f"the checkpoint of step {step} was not saved, {last}"
             if self.last == step:
-                seen = f"the checkpoint of step {step} was saved, what belongs to it was not"
-            text = f"{seen}: {_reason(error)}"
+                seen = f"the checkpoint of step {step} was saved; an error followed"
+            text = f"{seen}: {reason(error)}"
             if self.on_error == "stop":
                 self._error = FileError(text) if isinstance(error, FileError) else TrainError(text)
             else:
@@ -173,8 +173,8 @@ class Checkpoints:
             self._on_saved(path)
         try:
             prune(self.folder, self.keep)
-        except (OSError, FileError) as error:
-            self._print(f"{folder}: old checkpoints cannot be removed: {' '.join(str(error).split())}")
+        except (OSError, FileError, MemoryError) as error:
+            self._print(f"{folder}: old checkpoints cannot be removed: {reason(error)}")
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -215,9 +215,9 @@ def _read(manifest: Manifest) -> Saved | FileError:
         return error
 
 
-def _reason(error: Exception) -> str:
-    """Why a checkpoint could not be written, in one line."""
+def reason(error: Exception) -> str:
+    """Why a file could not be written, in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError):
         return "not enough memory" + f" ({text})" * bool(text)
-    return text if isinstance(error, GradloomError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+    return text if isinstance(error, (GradloomError, OSError)) else f"{type(error).__name__}: {text}".removesuffix(": ")

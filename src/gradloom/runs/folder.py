@@ -36,7 +36,7 @@ from ..files.checkpoint_files import Saved, manifests, plain, remove_unnamed
 from ..files.inside import opened
 from ..files.lock import is_locked
 from ..files.targets import reason_of
-from .checkpoint import Checkpoints, print_line
+from .checkpoint import Checkpoints, print_line, reason
 from .files import CLEAR, MOVE, NEW, OWN, PLACES, check_appended, check_files, lost, recover, remove, replace_old
 
 KINDS = ("fit", "finetune", "loop", "dp_train")
@@ -219,7 +219,7 @@ class RunFolder:
     def _mark_first(self) -> None:
         """Before the files of a checkpoint: where its manifest is, run.json and the settings are, too. Where they
         cannot be written the checkpoint is saved anyway, and `_saved` reports the reason."""
-        with contextlib.suppress(OSError, FileError):
+        with contextlib.suppress(OSError, FileError, MemoryError):
             self._marked = self._marked and (self._place / "run.json").exists()  # not where somebody removed the folder
             self._mark()
 
@@ -233,7 +233,11 @@ class RunFolder:
             self._about["step"] = max(self._about["step"], int(re.sub(r"\D", "", manifest.name)))
             failed = self._try_write()
             if self._staged:
-                replace_old(self.folder)
+                try:
+                    replace_old(self.folder)
+                except (OSError, FileError, MemoryError) as error:
+                    what = f"the older run in {self.shown} was not replaced yet"
+                    raise FileError(f"{what}: {reason(error)}") from None
                 self._staged = False
                 failed = failed and self._try_write()  # the old run's files took room
         if failed is not None:
@@ -245,8 +249,8 @@ class RunFolder:
         try:
             self._mark()
             self._write()
-        except (OSError, FileError) as error:
-            return " ".join(str(error).split())
+        except (OSError, FileError, MemoryError) as error:
+            return reason(error)
         return None
 
     def end(self, state: str, **numbers: Any) -> None:
@@ -280,8 +284,8 @@ class RunFolder:
                         remove(self.folder / NEW, everything=True)
                     elif self._marked or (self.resumed is not None and state == "finished"):  # nothing was left to do
                         self._write()
-                except (OSError, FileError) as error:
-                    self._print(f"{self.shown}: run.json cannot be written: {' '.join(str(error).split())}")
+                except (OSError, FileError, MemoryError) as error:
+                    self._print(f"{self.shown}: run.json cannot be written: {reason(error)}")
 
     def __enter__(self) -> RunFolder:
         return self
