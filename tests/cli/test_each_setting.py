@@ -150,6 +150,8 @@ def refused(capsys: Any, place: Path, names: tuple[str, ...], *words: str) -> No
         for word in (
             "need",
             "must be",
+            "requires",
+            "possible are",
             "did you mean",
             "see ",
             "No such",

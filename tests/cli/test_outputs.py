@@ -191,7 +191,7 @@ def test_an_unforeseen_error_after_a_step_loses_nothing(capsys, tmp_path, monkey
             with pytest.raises(type(error)):
                 main(list(arguments))
 
-    monkeypatch.setattr(display.Display, "epoch", fail)
+    monkeypatch.setattr(display.Display, "on_pass", fail)
     stopped("fit", DIGITS, "--epochs", "3", "--out", str(tmp_path / "out"))
     result = belong_together(tmp_path / "out")
     assert result["ending"] == f"stopped: {error}" and result["steps"] == -(-result["rows_train"] // 32)
@@ -200,7 +200,7 @@ def test_an_unforeseen_error_after_a_step_loses_nothing(capsys, tmp_path, monkey
     monkeypatch.setattr(gl, "evaluate", fail)
     stopped("fit", DIGITS, "--epochs", "1", "--seed", "5", "--out", str(tmp_path / "out"))
     assert belong_together(tmp_path / "out")["seed"] == 5
-    monkeypatch.setattr(display.StepDisplay, "epoch", fail)
+    monkeypatch.setattr(display.StepDisplay, "on_pass", fail)
     stopped("finetune", *language, "--context", "32", "--steps", "2", "--out", str(tmp_path / "a.gguf"))
     assert (tmp_path / "a.gguf").exists()
 

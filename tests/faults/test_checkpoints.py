@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 ALL = os.environ.get("FAULTS") == "all"
 _SAID = (
-    "was not saved", "cannot be removed", "cannot be written", "no checkpoint to resume", "is replaced at", "is used$",
+    "was not saved", "an error followed", "cannot be removed", "cannot be written", "no checkpoint to resume", "is replaced at", "is used$",
     "no other one$",
 )  # fmt: skip
 SAID = re.compile(f"gradloom: .*({'|'.join(_SAID)})|.*: this run has finished")
