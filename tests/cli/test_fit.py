@@ -168,7 +168,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(capsys, tmp_path)
     code, out, err = run(capsys, "fit", path, *options)
     last = err.splitlines()[-1]
     assert code == 2 and out == "" and last.startswith("gradloom: training stopped at step ")
-    assert last.endswith(f"the last good weights are in {tmp_path / 'out' / 'model.safetensors'}")
+    assert last.endswith(f"the weights before the failed step are in {tmp_path / 'out' / 'model.safetensors'}")
     arrays, _ = load_arrays(tmp_path / "out" / "model.safetensors")
     assert all(np.isfinite(a).all() for a in arrays.values())
 

@@ -131,7 +131,7 @@ def test_a_loss_that_is_not_finite_later_saves_model_and_result_of_one_run(capsy
     assert (
         code == 2
         and stopped > 1
-        and last.endswith(f"the last good weights are in {tmp_path / 'out' / 'model.safetensors'}")
+        and last.endswith(f"the weights before the failed step are in {tmp_path / 'out' / 'model.safetensors'}")
     )
     result = belong_together(tmp_path / "out")
     assert result["ending"].startswith("stopped: training stopped at step") and result["seed"] == 7
@@ -195,7 +195,7 @@ def test_an_unforeseen_error_after_a_step_loses_nothing(capsys, tmp_path, monkey
     stopped("fit", DIGITS, "--epochs", "3", "--out", str(tmp_path / "out"))
     result = belong_together(tmp_path / "out")
     assert result["ending"] == f"stopped: {error}" and result["steps"] == -(-result["rows_train"] // 32)
-    assert "the last good weights are in" in capsys.readouterr().err
+    assert "the weights before the failed step are in" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.setattr(gl, "evaluate", fail)
     stopped("fit", DIGITS, "--epochs", "1", "--seed", "5", "--out", str(tmp_path / "out"))

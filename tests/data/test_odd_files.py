@@ -150,10 +150,12 @@ def test_a_number_too_large_for_the_model(tmp_path):
     path.write_text("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(30)))
     made = read_table(path).preprocess
     path.write_text("a\n1\n1e300\n")
-    with pytest.raises(DataError, match="column 'a': a number is too far from those of the training rows"):
+    with pytest.raises(
+        DataError, match="t.csv line 3: column 'a': a number is too far from those of the training rows"
+    ):
         read_features(path, made)
     np.savez(tmp_path / "t.npz", x=np.array([[1.0], [1e300]]))
-    with pytest.raises(DataError, match="column 'a': a number is too far from those of the training rows"):
+    with pytest.raises(DataError, match="row 1: column 'a': a number is too far from those of the training rows"):
         read_features(tmp_path / "t.npz", made)
 
 

@@ -42,7 +42,7 @@ CHANGING = re.compile("seconds|rows_per_second|peak_bytes|planned_bytes|test_|ba
 
 TUNE = ["finetune", "m.gguf", "t.txt", "--context", 16, "--batch-size", 2, "--steps", 2, "--threads", 2]
 LORA = [*TUNE, "--rank", 2]
-SAVED = re.compile("the last good weights are in|what was trained before it is in")
+SAVED = re.compile("the weights before the failed step are in|what was trained before it is in")
 COMMIT, OURS = ".gradloom.commit", ".gradloom."  # names that files/commit.py and files/lock.py give
 COMMANDS: dict[str, list[Any]] = {  # the last two words make the old outputs and the new ones differ
     "fit": ["fit", "t.csv", "--epochs", 2, "--hidden", 4, "--threads", 2, "--out", "out", "--seed"],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gradloom.base import memory
-from gradloom.base.errors import SettingError
+from gradloom.base.errors import NonFiniteError, SettingError
 from gradloom.graph.opspec import REGISTRY
 from gradloom.llm import LoRA, Run, TrainedTensors, load, plan
 from gradloom.llm.verify import verify
@@ -177,6 +177,19 @@ def test_a_plan_that_reads_dead_bytes_is_caught_by_poison(model, monkeypatch):
     found = verify(model, rows_of(1, 24), LoRA(rank=2), reference=False)
     assert [c.holds for c in found.checks] == [True, True, False, True, True]
     assert found.checks[2].node or "stopped" in found.checks[2].found
+
+
+def test_a_tensor_that_is_not_finite_is_named(tmp_path):
+    path = write(tmp_path, "llama", tied=False)
+    held = load(path).file.bytes("output.weight").tobytes()
+    path.write_bytes(path.read_bytes().replace(held, np.full(4, np.nan, "f4").tobytes() + held[16:]))
+    for adapter in (LoRA(rank=2), TrainedTensors("output", "f32")):
+        model = load(path)
+        adapter.bind(model)
+        before = {name: p.numpy().tobytes() for name, p in adapter.parameters().items()}
+        with pytest.raises(NonFiniteError, match=r"verify: .*not finite: .*output\.weight.* holds nan at \[0, 0\]$"):
+            verify(model, rows_of(1, 16), adapter)
+        assert {name: p.numpy().tobytes() for name, p in adapter.parameters().items()} == before
 
 
 def test_the_seed_chooses_the_rows(model):

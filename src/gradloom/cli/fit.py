@@ -126,7 +126,8 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
         ending = done if stop is None else "interrupted" if interrupted else f"stopped: {stop}"
         result = measure(job, seconds) | more
         result |= {"steps": steps, "ending": ending, "interrupted": interrupted, "model": path}
-        kept = f"the {'weights so far' if interrupted or stop is None else 'last good weights'} are in {path}"
+        which = "weights so far" if interrupted or stop is None else "weights before the failed step"
+        kept = f"the {which} are in {path}"
         if bad:
             kept = f"nothing is saved: {bad}"
         elif is_root(job.ranks):
@@ -137,7 +138,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
             except GradloomError as error:
                 if stop is None or interrupted:
                     raise
-                kept = f"the last good weights cannot be saved: {error}"
+                kept = f"the weights before the failed step cannot be saved: {error}"
     if isinstance(stop, Exception):
         raise with_more(stop, kept) from None
     if not interrupted:

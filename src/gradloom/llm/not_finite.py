@@ -29,11 +29,11 @@ def not_finite(
 
     run: the executable of outputs, compiled with `options`, whose last run returned the result. settings: of that run.
     """
-    cause = _tensor(model, adapter) or first_bad(run, outputs, (), settings, **options)
+    cause = bad_tensor(model, adapter) or first_bad(run, outputs, (), settings, **options)
     return NonFiniteError(f"{what} is not finite: {cause}")
 
 
-def _tensor(model: Model, adapter: Adapter | None) -> str | None:
+def bad_tensor(model: Model, adapter: Adapter | None) -> str | None:
     """The first tensor that is not finite, of the adapter and then of the model file."""
     for name, parameter in adapter.parameters().items() if adapter is not None else ():
         array = parameter.stored.read()

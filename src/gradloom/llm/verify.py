@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.arguments import as_bool, one_line
-from ..base.errors import GradloomError, SettingError
+from ..base.errors import GradloomError, NonFiniteError, SettingError
 from ..base.habits import hinted
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches, switches
@@ -34,6 +34,7 @@ from .arguments import refuse_settings
 from .finetune import Run
 from .json_rows import is_samples
 from .model import model_of
+from .not_finite import bad_tensor
 
 if TYPE_CHECKING:
     from ..graph.value import Value
@@ -159,7 +160,12 @@ class _Verifier:
                 stored.write(rng.standard_normal(array.shape) * 0.02)
         self.start = {s: s.read().copy() for s in self.held}
         self.base = self.walk(reuse=False, inplace=False, threads=1)
-        self.values = self.base.run_all()
+        try:
+            self.values = self.base.run_all()
+        except NonFiniteError as error:
+            self.restore()
+            cause = bad_tensor(run.model, run.adapter) or error
+            raise NonFiniteError(f"verify: the loss or a gradient is not finite: {cause}") from None
         self.after = {s: s.read().copy() for s in self.held}
         self.loss = self.values_of(self.program.outputs[0])
         self.result.loss = float(self.loss) / max(counted, 1)

@@ -105,7 +105,7 @@ class Replica:
             try:
                 history.append(self.steps.step(i))
                 held.check()
-            except (TrainError, KeyboardInterrupt) as error:  # the last good step
+            except (TrainError, KeyboardInterrupt) as error:  # the last complete step
                 if identity is not None and not hasattr(error, "at_once") and len(history) > max(first, self._saved):
                     self._save(identity)
                 raise

@@ -61,7 +61,7 @@ def write_features(data: Columns, index: int, column: Column, out: np.ndarray, o
         if column.has_missing:
             part[-1] = empty
         at, filled = at + len(values), filled + count
-    check_narrow(made[0], column.name)
+    check_narrow(made[0], column.name, data)
     if filled:
         notes.append(_filled(filled, column, marks))
     for start in range(0, len(out), _ROWS):
@@ -149,10 +149,13 @@ def check_finite(values: np.ndarray, data: Columns, name: str, first: int = 0) -
         raise DataError(f"{where}: column {name!r:.60} is {values[bad[0]]}; need a finite number or an empty cell")
 
 
-def check_narrow(values: np.ndarray, name: str) -> None:
-    """DataError where standardised numbers went beyond float32."""
-    if not np.isfinite(values).all():
-        raise DataError(f"column {name!r:.60}: a number is too far from those of the training rows; need it in float32")
+def check_narrow(values: np.ndarray, name: str, data: Columns | None = None) -> None:
+    """DataError where standardised numbers [rows, ...] are beyond float32, with the place of the first in the data."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        where = f"{data.where(int(np.argwhere(~finite)[0][0]))}: " if data is not None else ""
+        need = "a number is too far from those of the training rows; need it in float32"
+        raise DataError(f"{where}column {name!r:.60}: {need}")
 
 
 def is_usable(mean: float, std: float) -> bool:
