@@ -115,9 +115,9 @@ def test_kept_cells_that_need_quotes(capsys, tmp_path, fitted):
     ("keep", "message"),
     [
         ("ID", "no column 'ID'; the nearest is 'id'"),
-        ("id,", "--keep 'id,': need different names of columns, such as id,name"),
-        ("id,id", "--keep 'id,id': need different names"),
-        ("", "--keep '': need different names"),
+        ("id,", "--keep id,: must be different names of columns, such as id,name"),
+        ("id,id", "--keep id,id: must be different names"),
+        ("", "--keep: must be different names"),
     ],
 )
 def test_columns_that_cannot_be_kept(capsys, fitted, keep, message):
@@ -190,7 +190,7 @@ def test_predictions_are_csv(capsys, fitted):
     capsys.readouterr()
     code, _, err = run(capsys, "predict", model, data, "--out", "predicted.parquet")
     assert code == 2 and err == (
-        "gradloom: --out predicted.parquet: predictions are written as CSV; need a name such as predicted.csv\n"
+        "gradloom: --out predicted.parquet: must be the name of a CSV file, such as predicted.csv\n"
     )
 
 

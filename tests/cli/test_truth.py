@@ -131,7 +131,7 @@ def test_the_metric_says_when_to_end(capsys, tmp_path, name):
     assert kept == pytest.approx((CLASSES | NUMBERS)[name](values), rel=1e-5)
     other = "rmse" if name in CLASSES else "accuracy"
     code, _, err = run(capsys, "fit", path, "--metric", other, "--out", tmp_path / "b")
-    assert code == 2 and f"--metric {other}: the task is a" in err
+    assert code == 2 and f"--metric {other}: must be one of " in err
 
 
 def test_the_rows_that_a_network_left_out_validate_it(capsys, tmp_path):
@@ -148,12 +148,12 @@ def test_the_rows_that_a_network_left_out_validate_it(capsys, tmp_path):
     outside = each[np.arange(480), folds, table.train.labels]
     assert -outside.mean() == pytest.approx(min(one["val_loss"] for one in found["history"]), rel=1e-5)
     lines = {
-        ("--folds", 4, "--val-split", 0.2): "--folds 4 beside --val-split 0.2: need one of them",
-        ("--folds", 4, "--time", "a"): "--folds 4 beside --time a: need one of them",
-        ("--folds", 4, "--val", path): "--folds 4 beside --val: need one of them",
-        ("--folds", 9): "--folds 9: there are 8 networks and 480 training rows; need 0, or from 2 to 8",
-        ("--folds", 2, "--ensemble", 1): "--folds 2: there is one network, or one row; need 0",
-        ("--folds", 0, "--val-split", 0, "--metric", "f1_macro"): "there are no rows to validate on",
+        ("--folds", 4, "--val-split", 0.2): "--folds 4 and --val-split 0.2 are mutually exclusive",
+        ("--folds", 4, "--time", "a"): "--folds 4 and --time a are mutually exclusive",
+        ("--folds", 4, "--val", path): "--folds 4 and --val ",
+        ("--folds", 9): "--folds 9: must be 0, or from 2 to 8: there are 8 networks and 480 training rows",
+        ("--folds", 2, "--ensemble", 1): "--folds 2: must be 0: there is one network, or one row",
+        ("--folds", 0, "--val-split", 0, "--metric", "f1_macro"): "--metric f1_macro requires validation rows",
     }
     for words, seen in lines.items():
         code, _, err = run(capsys, "fit", path, *words, "--out", tmp_path / "b")
@@ -182,7 +182,7 @@ def test_an_ensemble_of_so_many(capsys, tmp_path):
         assert gl.load(tmp_path / "o").net.members == members and ("3 networks 3-4-2" in err) == (members == 3)
     assert sizes[3] == 3 * sizes[1]
     code, _, err = run(capsys, "fit", tmp_path / "t.csv", "--ensemble", 2, "--hidden", "", "--out", tmp_path / "b")
-    assert code == 2 and err == "gradloom: --ensemble 2: --hidden has no layer; need 1\n"
+    assert code == 2 and err == "gradloom: --ensemble 2 > 1 requires at least one --hidden layer\n"
 
 
 def test_a_class_without_test_rows_is_said(capsys, tmp_path):
@@ -206,7 +206,7 @@ def test_a_score_that_validation_does_not_define_is_refused(capsys, tmp_path):
         path = write(tmp_path / "t.csv", kind)
         out = tmp_path / metric
         code, _, err = run(capsys, "fit", path, "--val", alone, "--metric", metric, "--out", out, "--epochs", 3)
-        assert code == 2 and f"val_{metric}: is not defined for the validation rows; need {need} among them" in err
+        assert code == 2 and f"val_{metric} is not defined for the validation rows; use {need}" in err
 
 
 def test_an_uncertainty_that_is_not_known_is_not_shown():

@@ -299,7 +299,7 @@ def test_without_parameters_there_is_no_loop(call):
     ("parameters", "message"),
     [
         ([], "there are none; need at least one"),
-        (0.1, r"got 0.1; need a list of parameters, such as model.parameters\(\); lr is lr="),
+        (0.1, r"parameters is 0.1; must be a list of parameters, such as model.parameters\(\); lr is lr="),
         ({"a": 1}, r"parameters\['a'\]: got int; need parameters"),
         ([1.0], r"parameters\[0\]: got float; need parameters"),
         ([np.zeros(3)], r"parameters\[0\]: got ndarray"),

@@ -210,16 +210,20 @@ def prepared(asked: FitSettings) -> FitSettings:
     from ..data.text_bytes import encoding_of
 
     if asked.metric is not None and asked.monitor is not None:
-        raise SettingError(f"--metric {asked.metric} beside --monitor {asked.monitor}: need one of them")
-    if asked.metric is not None and asked.patience == 0:
-        raise SettingError(f"--metric {asked.metric}: is what --patience waits for, and that is 0; need more")
-    if asked.monitor is not None and asked.patience == 0:
-        raise SettingError(f"--monitor {asked.monitor}: is what --patience waits for, and that is 0; need more")
+        both = {"metric": asked.metric, "monitor": asked.monitor}
+        raise SettingError("{metric} and {monitor} are mutually exclusive", both)
+    for name, watched in (("metric", asked.metric), ("monitor", asked.monitor)):
+        if watched is not None and asked.patience == 0:
+            raise SettingError(f"{{{name}}} requires {{patience}} > 0", {name: watched, "patience": ...})
     if asked.folds:
-        for name, value in (("val-split", asked.val_split), ("time", asked.time), ("val", "val" in (asked.val or {}))):
+        for name, value in (
+            ("val_split", asked.val_split),
+            ("time", asked.time),
+            ("val", (asked.val or {}).get("val")),
+        ):
             if value:
-                said = "" if value is True else f" {value}"
-                raise SettingError(f"--folds {asked.folds} beside --{name}{said}: need one of them")
+                text = f"{{folds}} and {{{name}}} are mutually exclusive"
+                raise SettingError(text, {"folds": asked.folds, name: value})
     asked = replace(asked, precision=as_precision(asked.precision))
     if asked.encoding is not None:
         asked = replace(asked, encoding=encoding_of(asked.encoding))
@@ -243,15 +247,13 @@ def _check_validated(use: FitSettings, table: Table) -> bool:
     for name in ("eval_every", "eval_rows", "metric"):
         value = getattr(use, name)
         if value is not None and not validates:
-            flag = name.replace("_", "-")
-            raise SettingError(
-                f"--{flag} {value}: there are no rows to validate on; need --val, --folds or --val-split"
-            )
+            text = f"{{{name}}} requires validation rows: {{val}}, or {{folds}} or {{val_split}} above 0"
+            raise SettingError(text, {name: value, "val": ..., "folds": ..., "val_split": ...})
     if use.metric is not None and use.metric not in SCORES[table.task]:
-        need = ", ".join(SCORES[table.task])
-        raise SettingError(f"--metric {use.metric}: the task is a {table.task}; need one of {need}")
+        need = f"one of {', '.join(SCORES[table.task])} for a {table.task}"
+        raise SettingError(setting="metric", seen=use.metric, need=need)
     if use.monitor is not None and use.patience is None and not validates:
-        raise SettingError(f"--monitor {use.monitor}: is what --patience waits for; need both")
+        raise SettingError("{monitor} requires {patience}", monitor=use.monitor, patience=...)
     return validates
 
 
@@ -262,12 +264,12 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
 
     asked = replace(asked, val_split=table.val_split)
     if asked.dropout and asked.hidden == []:
-        raise SettingError(f"--dropout {asked.dropout:g}: is of hidden layers, and --hidden has none; need one")
+        raise SettingError("{dropout} requires at least one {hidden} layer", dropout=asked.dropout, hidden=...)
     images = table.preprocess.kind == "array"
     one = images or asked.hidden == []
     if one and (asked.ensemble or 1) > 1:
-        what = "--hidden has no layer" if asked.hidden == [] else "images are learned by one network"
-        raise SettingError(f"--ensemble {asked.ensemble}: {what}; need 1")
+        text = "at least one {hidden} layer" if asked.hidden == [] else "a table: one network learns images"
+        raise SettingError(f"{{ensemble}} > 1 requires {text}", ensemble=asked.ensemble, hidden=...)
     members = 1 if one else asked.ensemble or MEMBERS
     asked = replace(asked, folds=_folds(asked.folds, members, table))
     validates = _check_validated(asked, table)
@@ -278,12 +280,13 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
     if asked.micro_batch_size is None:
         micro = share_of(batch, ranks)
     elif asked.micro_batch_size > wanted:
-        raise SettingError(f"--micro-batch-size {asked.micro_batch_size}: need at most {wanted}, the batch size")
+        need = f"at most {wanted}, the batch size"
+        raise SettingError(setting="micro_batch_size", seen=asked.micro_batch_size, need=need)
     else:
         micro = min(asked.micro_batch_size, batch)
     loss = asked.loss or ("cross_entropy" if table.task == "classification" else "mse")
     if loss == "cross_entropy" and table.task == "regression":
-        raise SettingError("--loss cross_entropy: the task is a regression; need mse, or --task classification")
+        raise SettingError("{loss} requires {task} classification; use mse for a regression", loss=loss, task=...)
     stops = validates and (not images or asked.metric is not None)
     return replace(
         asked,
@@ -309,11 +312,9 @@ def _folds(asked: int | None, members: int, table: Table) -> int:
         return folds_for(table.train.n, members)
     most = min(members, table.train.n)
     if asked and not 2 <= asked <= most:
-        seen = f"{members} networks and {table.train.n} training rows"
+        need = f"0, or from 2 to {most}: there are {members} networks and {table.train.n} training rows"
         raise SettingError(
-            f"--folds {asked}: there are {seen}; need 0, or from 2 to {most}"
-            if most > 1
-            else f"--folds {asked}: there is one network, or one row; need 0"
+            setting="folds", seen=asked, need=need if most > 1 else "0: there is one network, or one row"
         )
     return asked
 

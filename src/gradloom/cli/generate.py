@@ -53,7 +53,7 @@ def generate(
     json: Json = False,
 ) -> int:
     """Continue a prompt. The text goes to stdout as it comes, what it took to stderr."""
-    need_whole("max-tokens", max_tokens)
+    need_whole("max_tokens", max_tokens)
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)
     layers = check_places("generate", device, gpu_layers, gpu_memory)

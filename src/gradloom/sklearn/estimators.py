@@ -106,7 +106,7 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         """Train on rows X and labels i32 [rows], or targets f64 [rows, targets]. made: what the preprocessing knows of
         the target."""
         if self.optimizer not in OPTIMIZERS:
-            raise SettingError(f"optimizer={self.optimizer!r} is not known; need one of {', '.join(OPTIMIZERS)}")
+            raise SettingError(setting="optimizer", seen=self.optimizer, need=f"one of {', '.join(OPTIMIZERS)}")
         weights = _weights(sample_weight, len(labels))
         if weights is not None and not weights.all():  # a row that weighs nothing is no row
             used = np.flatnonzero(weights)
@@ -128,9 +128,9 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         members = MEMBERS if self.ensemble is None else as_whole("ensemble", self.ensemble, 1)
         dropout = (dropout_for(False) if hidden else 0.0) if self.dropout is None else as_share("dropout", self.dropout)
         if not hidden and dropout:
-            raise SettingError(f"dropout={dropout:g}: is of hidden layers, and hidden has none; need one")
+            raise SettingError("{dropout} requires at least one {hidden} layer", dropout=dropout, hidden=...)
         if not hidden and self.ensemble is not None and members > 1:
-            raise SettingError(f"ensemble={members}: hidden has no layer; need 1")
+            raise SettingError("{ensemble} > 1 requires at least one {hidden} layer", ensemble=members, hidden=...)
         members = members if hidden else 1
         seed = as_whole("seed", self.seed, 0)
         split = None if self.val_split is None else as_share("val_split", self.val_split)
@@ -176,8 +176,8 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         if self.hidden is None:
             return hidden_for(False)
         if isinstance(self.hidden, (str, bytes)) or not isinstance(self.hidden, (Sequence, np.ndarray)):
-            raise SettingError(f"hidden={self.hidden!r} is not usable; need widths, such as (64, 64)")
-        return [as_whole("hidden: a width", width, 1) for width in self.hidden]
+            raise SettingError(setting="hidden", seen=self.hidden, need="widths, such as (64, 64)")
+        return [as_whole("width", width, 1, "hidden") for width in self.hidden]
 
     def _rate(self) -> float:
         """The first learning rate."""
@@ -185,19 +185,19 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         if lr is None:
             return rate_for(self.optimizer, False)
         if isinstance(lr, bool) or not isinstance(lr, (int, float, np.number)) or not 0 < lr < np.inf:
-            raise SettingError(f"lr={lr!r:.60} is not usable; need a finite number above 0")
+            raise SettingError(setting="lr", seen=lr, need="a finite number above 0")
         return float(lr)
 
     def _check_metric(self, split: float, patience: int, task: str) -> None:
         metric, known = self.metric, SCORES[task]
         if self.patience and not split:
-            raise SettingError(f"patience={self.patience!r} requires validation rows: folds or val_split above 0")
+            text = "{patience} requires validation rows: {folds} or {val_split} above 0"
+            raise SettingError(text, patience=self.patience, folds=..., val_split=...)
         if metric is not None and metric not in known:
-            raise SettingError(f"metric={metric!r}: need one of {', '.join(known)} for a {task}")
+            raise SettingError(setting="metric", seen=metric, need=f"one of {', '.join(known)} for a {task}")
         if metric is not None and not (split and patience):
-            raise SettingError(
-                f"metric={metric!r}: no validation rows to wait for; need folds or val_split, and patience, above 0"
-            )
+            text = "{metric} requires {patience} > 0, and {folds} or {val_split} above 0"
+            raise SettingError(text, metric=metric, patience=..., folds=..., val_split=...)
 
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "model_")
@@ -273,7 +273,8 @@ class Classifier(ClassifierMixin, _Perceptron):
             known = {label: i for i, label in enumerate(self.classes_.tolist())}
             unknown = [label for label in weight if label not in known]
             if unknown:
-                raise SettingError(f"class_weight: {unknown[0]!r:.60} is no class of y; need classes of y")
+                text = f"{{class_weight}}: {unknown[0]!r:.60} is not a class of y"
+                raise SettingError(text, setting="class_weight")
             weight = dict.fromkeys(range(len(known)), 1.0) | {known[label]: w for label, w in weight.items()}
         made = {"task": "classification", "classes": [class_name(value) for value in self.classes_.tolist()]}
         return self._fit(X, ids.reshape(-1).astype(np.int32), made, sample_weight, class_weight=weight)

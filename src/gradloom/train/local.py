@@ -109,10 +109,9 @@ class LocalSteps:
     def run(self, rows: RowRange, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
         """Train on these rows, or measure them; heard(rows done) is called after each native call."""
         if rows.backward and self.build == "opt" and rows.micro_size < rows.batch_size and not self.keeps_gradients:
-            raise SettingError(
-                f"micro_batch_size={rows.micro_size} is smaller than batch_size={rows.batch_size}; need accumulate > 1 "
-                "for that"
-            )
+            text = "{micro_batch_size} below {batch_size} requires {accumulate} > 1"
+            sizes = {"micro_batch_size": rows.micro_size, "batch_size": rows.batch_size}
+            raise SettingError(text, sizes, accumulate=...)
         try:
             self._run_groups(rows, result, each or self.dynamic, heard)
         except BaseException:

@@ -108,7 +108,7 @@ class Loop:
         )
         self.measures = Measures(measures.of_training, self.callbacks.needs_outputs)  # of training
         if self.measures and trainer.split is not None:
-            raise SettingError("callbacks that need outputs, metrics of training: ranks have none; need one process")
+            raise SettingError("callbacks that need outputs, and metrics of training, require one process")
         self.history = History()
         self.before: Result | None = None
         self.latest = Result()

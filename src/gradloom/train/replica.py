@@ -423,10 +423,12 @@ def _loss_pair(loss: Any) -> tuple[Value, Value]:
 
 
 def error_at(error: BaseException, where: str) -> BaseException:
-    """The same error, saying where it happened; an error that has no message of its own becomes the cause of one."""
+    """The error with the place where it happened; an error without a message becomes the cause of a TrainError."""
     if not isinstance(error, Exception):
         return error
-    if isinstance(error, GradloomError) or (len(error.args) == 1 and isinstance(error.args[0], str)):
+    if isinstance(error, GradloomError):
+        return error.extended(f"{where}: ")
+    if len(error.args) == 1 and isinstance(error.args[0], str):
         error.args = (f"{where}: {error}",)
         return error
     named = TrainError(f"{where}: {type(error).__name__}: {error}")

@@ -66,15 +66,19 @@ class EarlyStopping(Callback, KeywordHints):
         mode: str = "auto",
     ) -> None:
         if not isinstance(patience, (int, np.integer)) or isinstance(patience, bool) or patience < 0:
-            raise SettingError(f"EarlyStopping: patience={patience!r} is not usable; need a whole number of at least 0")
+            raise SettingError(
+                setting="patience", seen=patience, need="a whole number of at least 0", place="EarlyStopping"
+            )
         if not isinstance(min_delta, (int, float, np.number)) or not 0 <= min_delta < math.inf:
-            raise SettingError(f"EarlyStopping: min_delta={min_delta!r} is not usable; need a number of at least 0")
+            raise SettingError(
+                setting="min_delta", seen=min_delta, need="a number of at least 0", place="EarlyStopping"
+            )
         if monitor is not None and not (isinstance(monitor, str) and monitor):
-            raise SettingError(f"EarlyStopping: monitor={monitor!r} is not usable; need a name such as 'val_loss'")
+            raise SettingError(setting="monitor", seen=monitor, need="a name such as 'val_loss'", place="EarlyStopping")
         if mode not in ("min", "max", "auto"):
-            raise SettingError(f"EarlyStopping: mode={mode!r} is not known; need min, max or auto")
+            raise SettingError(setting="mode", seen=mode, need="min, max or auto", place="EarlyStopping")
         self.patience, self.min_delta = int(patience), float(min_delta)
-        self.restore_best = as_bool("EarlyStopping: restore_best", restore_best)
+        self.restore_best = as_bool("restore_best", restore_best, "EarlyStopping")
         self.monitor = monitor
         self.mode = mode if mode != "auto" else "max" if (monitor or "").lower().endswith(_HIGHER) else "min"
         self._trainer: Trainer | None = None
@@ -162,8 +166,8 @@ class EarlyStopping(Callback, KeywordHints):
             return monitored(result)
         numbers = result.numbers()
         if self.monitor not in numbers:
-            hint = nearest(self.monitor, numbers, f"need one of {', '.join(numbers)}")
-            raise SettingError(f"EarlyStopping: monitor={self.monitor!r} is not measured{hint}")
+            hint = nearest(self.monitor, numbers, f"must be one of {', '.join(numbers)}")
+            raise SettingError(f"{{monitor}} is not measured{hint}", monitor=self.monitor, place="EarlyStopping")
         return numbers[self.monitor]
 
     def _keep(self) -> None:
@@ -199,10 +203,8 @@ class _ScoreStopping(EarlyStopping):
     def _observe(self, number: float, epoch: int, step: int | None = None) -> None:
         if math.isnan(number):
             need = "two classes" if self.monitor == "val_roc_auc" else "targets that differ"
-            raise DataError(
-                f"{self.monitor}: is not defined for the validation rows; need rows of {need} among them, or another"
-                " metric (--metric)"
-            )
+            text = f"{self.monitor} is not defined for the validation rows; use rows with {need}, or another {{metric}}"
+            raise DataError(text, metric=...)
         super()._observe(number, epoch, step)
 
 
