@@ -155,7 +155,7 @@ def test_every_kind_of_data(capsys, tmp_path, path, rows, options):
         (["--dropout", "1"], "--dropout 1: must be a number of at least 0 and below 1"),
         (["--epochs", "1", "--steps", "5"], "--epochs 1 and --steps 5 are mutually exclusive"),
         (["--context", "300"], "--context 300: must be 2 to 256, the model's context"),
-        (["--targets", "attn_z"], "--targets attn_z: 'attn_z' matches no tensor that can be trained"),
+        (["--targets", "attn_z"], "--targets: 'attn_z' matches no tensor that can be trained"),
         (["--train-dtype", "bf16"], "--train-dtype bf16: must be f32"),
         (["--loss-on", "user"], "--loss-on user: must be assistant or all"),
         (["--out", "a.bin"], "--out a.bin: must be FILE.gguf (for llama.cpp) or a folder (for PEFT)"),
@@ -289,7 +289,7 @@ def test_chats_that_are_none(capsys, tmp_path, path, text):
     pairs = lines(tmp_path / "p.jsonl", {"prompt": "a big dog", "completion": "once upon a time"})
     texts = lines(tmp_path / "t.jsonl", {"text": "a big dog"})
     refused(capsys, "t.jsonl:1: is a text; --as-chat requires prompts and", "evaluate", path, texts, "--as-chat")
-    refused(capsys, "is one text, --as-chat needs", "finetune", path, text, "--as-chat")
+    refused(capsys, "is one text; --as-chat requires", "finetune", path, text, "--as-chat")
     need = "p.jsonl:1: is a prompt and its completion; --chat-template"
     refused(capsys, need, "verify", path, pairs, "--chat-template", template)
     refused(capsys, "no.jinja: cannot be read: No such", "evaluate", path, pairs, "--chat-template", "no.jinja")
@@ -330,7 +330,7 @@ def test_texts_longer_than_the_context(capsys, path):
         (["--top-k", "-1"], "--top-k -1: must be"),
         (["--top-p", "0"], "--top-p 0: must be"),
         (["-n", "0"], "--max-tokens 0: must be a whole number of at least 1"),
-        (["--stop", ""], "--stop : must be texts that are not empty"),
+        (["--stop", ""], "--stop: must be texts that are not empty"),
         (["--temperature", "0", "--top-k", "5"], "--top-k 5 requires --temperature > 0"),
         (["--temperature", "0", "--top-p", "0.5"], "--top-p 0.5 requires --temperature > 0"),
     ],

@@ -191,7 +191,7 @@ def test_what_may_change_the_bits_is_said(capsys, tmp_path, change, says):
         ("epochs = 0\n[run]\ncommand = 'fit'\n", "settings.toml: epochs = 0: must be a whole number of at least 1"),
         ("epochs = 1\n[run]\ncommand = 'fit'\n", "Missing argument 'DATA'"),
         ("data = 'x'\n[run]\ncommand = 'fit'\n[run.digests]\nmodel = 'a'\n", "cannot be read"),
-        ("epochs = \n", "is no TOML"),
+        ("epochs = \n", "is not TOML"),
         ("data = 'x'\n[run]\ncommand = 'fit'\nout = \"a\\u0000\"\n", "must be the name of a file or folder"),
         ("data = 'x'\n[run]\ncommand = 'fit'\nout = '/'\n[run.digests]\nmodel = 'a'\n", "cannot be read"),
     ],

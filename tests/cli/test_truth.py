@@ -199,14 +199,14 @@ def test_a_score_that_validation_does_not_define_is_refused(capsys, tmp_path):
     """It would be nan at each evaluation: training would end, and the best weights would be none."""
     alone = tmp_path / "alone.csv"
     for kind, metric, cell, need in (
-        (np.where(np.arange(600) % 10, "no", "yes"), "roc_auc", "no", "rows of two classes"),
-        (X[:, 0] * 3, "r2", "1.5", "rows of targets that differ"),
+        (np.where(np.arange(600) % 10, "no", "yes"), "roc_auc", "no", "two classes"),
+        (X[:, 0] * 3, "r2", "1.5", "targets that differ"),
     ):
         alone.write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},{cell}\n" for a, b, c in X[:50]))
         path = write(tmp_path / "t.csv", kind)
         out = tmp_path / metric
         code, _, err = run(capsys, "fit", path, "--val", alone, "--metric", metric, "--out", out, "--epochs", 3)
-        assert code == 2 and f"val_{metric} is not defined for the validation rows; use {need}" in err
+        assert code == 2 and f"val_{metric} is not defined for the validation rows; use rows with {need}" in err
 
 
 def test_an_uncertainty_that_is_not_known_is_not_shown():

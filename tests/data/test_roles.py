@@ -59,7 +59,7 @@ def test_numbers_as_categories_and_texts_as_numbers(plain, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"drop": ["A"]}, DataError, "no column 'A'; the nearest is 'a' (columns: a, b, w, y); see drop (--drop)"),
+        ({"drop": ["A"]}, DataError, "no column 'A'; the nearest is 'a' (columns: a, b, w, y); see drop"),
         ({"weight": "v"}, DataError, "; see weight_column"),
         ({"drop": ["y"]}, SettingError, "drop: 'y' is also the target"),
         ({"time": "a", "numeric": ["a"]}, SettingError, "time: 'a' is also the column of numbers"),

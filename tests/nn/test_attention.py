@@ -289,7 +289,7 @@ def test_it_trains_inside_a_model():
             "features=10, heads=4, kv_heads=4 do not fit; need",
         ),
         (lambda: nn.MultiheadAttention(12, 4, 3), gl.ShapeError, "heads=4, kv_heads=3 do not fit"),
-        (lambda: nn.MultiheadAttention(12, 0), gl.ShapeError, "MultiheadAttention: heads=0: must be"),
+        (lambda: nn.MultiheadAttention(12, 0), gl.ShapeError, "MultiheadAttention: heads=0 is not usable"),
         (lambda: nn.MultiheadAttention(12, 4, dropout=1.0), gl.SettingError, r"rate=1\.0: must be"),
         (lambda: nn.MultiheadAttention(12, 4, window=3), gl.SettingError, "window=3 without causal; need causal=True"),
         (lambda: nn.MultiheadAttention(12, 4, causal=True, window=0), gl.SettingError, "window=0: must be"),

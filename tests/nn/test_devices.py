@@ -104,8 +104,8 @@ def test_what_is_no_name_is_refused() -> None:
 def test_a_device_that_is_not_there_is_refused_at_the_call(name: str) -> None:
     """And the module is as it was. Where there is no adapter at all, what it needs is said."""
     net = mlp().to("cpu1")
-    need = "runs whole programs" if name == "numpy" else "is not there"
-    message = rf"device='{name}' {need}; need 'cpu' or (.* or )?'cpu1' or 'cpu2'|gpu.*: .* need "
+    need = "runs whole programs" if name == "numpy" else "does not exist here"
+    message = rf"device='{name}' {need}.*; use 'cpu' or (.* or )?'cpu1' or 'cpu2'|gpu.*: .* need "
     with pytest.raises(gl.SettingError, match=f"^to: ({message})") as caught:
         net.to(name)
     assert "\n" not in str(caught.value)

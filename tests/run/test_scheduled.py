@@ -301,7 +301,7 @@ def test_arguments() -> None:
         ({"devices": DEVICES, "device": "cpu"}, "device and devices are mutually exclusive"),
         ({"devices": DEVICES, "backend": "cpu"}, "backend and devices are mutually exclusive"),
         ({"devices": ()}, "devices is empty"),
-        ({"devices": ("cpu1", "cpu1")}, "names 'cpu1' twice"),
+        ({"devices": ("cpu1", "cpu1")}, "devices has 'cpu1' twice"),
         ({"devices": DEVICES, "arena": object()}, "arena and several devices are mutually exclusive"),
     ):
         with pytest.raises(SettingError, match=text):

@@ -274,7 +274,7 @@ def test_ranks_measure_the_same():
         ({"loss": mae}, "metrics: the name 'loss' is reserved or invalid; use another"),
         ({"a.b": mae}, "metrics: the name 'a.b' is reserved"),
         ({"mae_unc": mae}, "metrics: the name 'mae_unc' is reserved"),
-        ({"mae": 3}, r"Metric: got an int; need a function \(outputs, labels, weights\)"),
+        ({"mae": 3}, r"Metric: an int must be a function \(outputs, labels, weights\)"),
         ({"mae": lambda: 3}, r"Metric: the function takes 0 arguments; need \(outputs, labels, weights\)"),
         (
             {"mae": lambda outputs, labels: outputs},
@@ -296,7 +296,7 @@ def test_what_is_no_metric_is_refused(metrics, message):
     [
         ({"uncertainty": "guess"}, "uncertainty='guess': must be formula or bootstrap"),
         ({"whole": True, "uncertainty": "formula"}, "uncertainty='formula' cannot be combined with whole=True"),
-        ({"whole": True, "train": True}, "train=True for whole=True"),
+        ({"whole": True, "train": True}, "train=True and whole=True are mutually exclusive"),
         ({"samples": 1}, "Metric: samples=1: must be a whole number of at least 2"),
     ],
 )

@@ -200,7 +200,7 @@ def test_what_cannot_be(tmp_path):
         RunFolder(tmp_path / "a", "finetune", resume=True)
     with pytest.raises(gl.SettingError, match="resume and overwrite are mutually exclusive"):
         RunFolder(tmp_path / "a", "fit", resume=True, overwrite=True)
-    with pytest.raises(gl.SettingError, match="kind: 'fat'"):
+    with pytest.raises(gl.SettingError, match="kind='fat'"):
         RunFolder(tmp_path / "a", "fat")
     (tmp_path / "file").write_text("")
     with pytest.raises(gl.FileError, match="is no folder"):

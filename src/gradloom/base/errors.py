@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 def one_line(value: Any) -> str:
     """Its repr in one line of at most 80 characters."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # more digits than Python writes
+        text = hex(value) if isinstance(value, int) else "..."
     return text if len(text) <= 80 else text[:77] + "..."
 
 

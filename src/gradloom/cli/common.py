@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import typer
 
 from ..base import interrupts
-from ..base.errors import GradloomError, NonFiniteError, SettingError
+from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
 from ..base.terminal import shown_on, to_stderr
 
 if TYPE_CHECKING:
@@ -176,14 +176,11 @@ def with_value(flag: str, value: Any) -> str:
     """An option as the command line writes it: "--lr 3", or "--json" for a boolean."""
     if isinstance(value, bool):
         return flag
-    text = (
-        " ".join(map(str, value))
-        if isinstance(value, list)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
-    return f"{flag} {text:.80}".rstrip()
+    words = [
+        one if isinstance(one, str) else f"{one:g}" if isinstance(one, float) else one_line(one)
+        for one in (value if isinstance(value, list) else [value])
+    ]
+    return f"{flag} {' '.join(words):.80}".rstrip()
 
 
 _UNDEFINED = ("_unc", "roc_auc", "r2")  # ends of names of numbers that some rows do not define

@@ -78,7 +78,7 @@ def _texts(column: np.ndarray, what: str) -> list[str]:
     if nested is not None:
         raise DataError(
             f"{what} holds {type(nested).__name__}s of values; need one number, text, date or boolean in each row;"
-            " leave it out ({{drop}})",
+            " leave it out ({drop})",
             drop=...,
         )
     try:
