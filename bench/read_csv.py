@@ -36,7 +36,7 @@ def write(path: Path, megabytes: int) -> None:
 
 def train(path: str) -> dict[str, float]:
     import gradloom as gl
-    from gradloom.data.csv_file import read_csv
+    from gradloom.data.reading.csv_file import read_csv
 
     net = gl.nn.Sequential(gl.nn.Linear(20, 64, activation="relu"), gl.nn.Linear(64, 2))
     base = rss_mib()

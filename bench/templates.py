@@ -2,7 +2,7 @@
 
 python bench/templates.py [--chats N] [--blocks N]
 
-The blocks of both alternate; the ratio is that of the medians. Both do the same work (llm/template_worker.py:
+The blocks of both alternate; the ratio is that of the medians. Both do the same work (llm/template_rendering.py:
 Template); the difference is the pipe: chats there, texts back, many at a time. A request is made while the one
 before it is answered.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from common import table
 
 from gradloom.llm.chat import ChatTemplate
-from gradloom.llm.template_worker import Template
+from gradloom.llm.template_rendering import Template
 from gradloom.llm.tokenizer import Tokenizer
 
 CHATML = (
@@ -43,8 +43,7 @@ def main() -> None:
     for name, source in (("turns looked for", CHATML), ("turns marked", MARKED)):
         tokenizer = Tokenizer({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>"]})
         made = ChatTemplate(source, tokenizer)
-        source_there = made._source
-        here = Template(source, datetime.now(), source_there.tokens, source_there.ends)
+        here = Template(source, datetime.now(), made._source["tokens"], made._source["ends"])
         seconds: tuple[list[float], list[float]] = ([], [])
         for _ in range(args.blocks):
             began = time.perf_counter()

@@ -99,7 +99,7 @@ def test_the_command_finetune_trains_as_the_function(method: str) -> None:
             one, other = one or "adamw", other or "adamw"
         assert (alike.get(name) if one is None else one) == (alike.get(name) if other is None else other), name
     defaults = of_arguments(Run.__init__) | {"parallel": None, "exchange": "ordered"}
-    more = {name: value for name, value in by_command.items() if name in defaults and name != "run"}
+    more = {name: by_command.get(name, value) for name, value in defaults.items() if name not in {"run", *names}}
     assert len(more) > 10
     for name, value in more.items():
         assert value == defaults[name], name

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from .graph.value import Node, Value
     from .run.compare import check_gradients, compare
     from .run.compile import compile
+    from .tables.saving import load, save
     from .train.dp_train import DPResult, dp_train
     from .train.epoch import epoch
     from .train.fit import evaluate, fit, predict
     from .train.result import EpochResult, Result
-    from .train.saving import load, save
     from .train.session import Graph, set_loss
     from .train.trainer import Trainer
 
@@ -124,7 +124,7 @@ _HOMES = {
     ".train.epoch": "epoch",
     ".train.fit": "evaluate fit predict",
     ".train.result": "EpochResult Result",
-    ".train.saving": "load save",
+    ".tables.saving": "load save",
     ".train.session": "Graph set_loss",
     ".train.trainer": "Trainer",
 }

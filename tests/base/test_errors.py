@@ -17,7 +17,7 @@ from gradloom.cli.config import Asked
 from gradloom.cli.fit_settings import FitSettings
 from gradloom.parallel.agree import agreed
 from gradloom.parallel.replicas import threads
-from gradloom.train.replica import error_at
+from gradloom.train.replica_steps import error_at
 from tests.refused import refused
 
 ONE = {"setting": "lr", "seen": 0.0, "need": "a finite number above 0", "place": "Adam"}

@@ -11,7 +11,7 @@ import gradloom as gl
 from gradloom.cli.model import Model, load_model
 from gradloom.data import Preprocess
 from gradloom.files import load_arrays, save_arrays
-from gradloom.train.perceptron import perceptron
+from gradloom.tables.perceptron import perceptron
 from tests import processes
 from tests.cli.command import run
 

@@ -43,9 +43,9 @@ def test_a_table_from_file_to_predictions(capsys, tmp_path, shop):
         "time: 'day' holds dates of the form 2024-01-31; the rows are split by it, the latest last",
         "zip: 4 different whole numbers are taken as categories, because some begin with 0 (--numeric zip)",
         "columns left out: note (dropped)",
-        "price: '$' of 228 cells is no part of the number",
+        "price: '$' of 228 cells is not part of the number",
         "price: 12 empty cells filled with the training median",
-        "rows weigh what 'w' says in training",
+        "row weights in training: 'w'",
     ):
         assert text in err, (text, err)
     saved = parse_toml(tmp_path / "a" / "settings.toml")

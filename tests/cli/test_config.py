@@ -6,16 +6,16 @@ import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import pytest
-import typer
 
 from gradloom.base.errors import SettingError
+from gradloom.base.options import Rate, Whole
 from gradloom.cli.config import asked
 from gradloom.cli.finetune_settings import FinetuneSettings
 from gradloom.cli.fit_settings import FitSettings
-from gradloom.cli.setting import Rate, Whole, checked, settings_of
+from gradloom.cli.setting import checked, settings_of
 from gradloom.cli.settings_file import parse_toml, read, save
 from tests.cli.command import run
 from tests.cli.test_fit import flowers, one_thread  # noqa: F401
@@ -198,11 +198,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Sample:
-    data: Annotated[str, typer.Argument()]
+    data: str
     groups: list[Group] | None = None
     val: dict[str, str] | None = None
-    kind: Annotated[Literal["a", "b"], typer.Option(help="a or b.")] = "a"
-    count: Annotated[Whole | None, typer.Option(help="So many.")] = None
+    kind: Literal["a", "b"] = "a"
+    count: Whole | None = None
 
 
 @pytest.mark.parametrize(

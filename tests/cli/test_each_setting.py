@@ -12,22 +12,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 
 from gradloom.base.errors import SettingError
+from gradloom.base.fit_options import Group
+from gradloom.base.options import Count, Decay, Duration, Interval, Often, Place, Rate, Share, Whole
+from gradloom.base.training_options import OPTIMIZERS
 from gradloom.cli.finetune_settings import FinetuneSettings, PlanSettings
-from gradloom.cli.fit_settings import FitSettings, Group
-from gradloom.cli.run_settings import Optimizer
-from gradloom.cli.setting import (
-    Count,
-    Decay,
-    Duration,
-    Interval,
-    Often,
-    Place,
-    Rate,
-    Share,
-    Whole,
-    checked,
-    settings_of,
-)
+from gradloom.cli.fit_settings import FitSettings
+from gradloom.cli.setting import checked, settings_of
 from gradloom.optim.names import optimizer_names
 from tests.cli.command import run
 from tests.cli.test_fit import flowers, one_thread  # noqa: F401
@@ -263,7 +253,7 @@ def test_a_validation_without_rows_names_the_option(capsys, place, words):
 
 
 def test_all_optimisers_are_declared():
-    assert set(get_args(Optimizer)) == set(optimizer_names())
+    assert set(get_args(OPTIMIZERS)) == set(optimizer_names())
 
 
 def test_a_group_has_the_settings_that_are_tried():

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gradloom
 from gradloom.cli.model import load_model
 from gradloom.files import load_arrays
 from tests import processes
@@ -255,7 +254,7 @@ def test_ctrl_c_before_the_first_step_leaves_what_is_there(capsys, tmp_path, mon
 
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model.safetensors").write_bytes(b"old")
-    monkeypatch.setattr(gradloom, "fit", stop)
+    monkeypatch.setattr("gradloom.tables.recipe.fit", stop)
     code, out, err = run(capsys, "fit", DIGITS, "--out", tmp_path / "out", "--json")
     assert code == 130 and err.splitlines()[-1] == "interrupted before the first step; nothing is saved"
     found = json.loads(out)

@@ -306,7 +306,7 @@ def test_a_question_through_a_template_of_ones_own(capsys, tmp_path):
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages[0].content }} indeed")
     options = ("--chat-template", template, "--temperature", 0, "-n", 5, "--json")
-    refused(capsys, "belongs to --chat; need both", "generate", bare, "-p", "a big dog", *options)
+    refused(capsys, " requires --chat", "generate", bare, "-p", "a big dog", *options)
     code, shown, _ = run(capsys, "generate", bare, "-p", "a big dog", "--chat", *options)
     chat = json.loads(shown.splitlines()[-1])
     assert code == 0

@@ -12,9 +12,9 @@ from gradloom.base.errors import FileError
 from gradloom.cli.main import main
 from gradloom.cli.model import Model, load_model
 from gradloom.data import Preprocess
-from gradloom.data.preprocess import Column
+from gradloom.data.encoding.preprocess import Column
 from gradloom.files import load_arrays, save_arrays
-from gradloom.train.perceptron import perceptron
+from gradloom.tables.perceptron import perceptron
 
 COLUMNS = [
     Column("size", "number", median=2.0, mean=2.5, std=1.5),
@@ -340,7 +340,7 @@ def test_predictions_that_are_not_finite(tmp_path, capsys):
     assert (
         out == ""
         and err.count("\n") == 1
-        and f"{tmp_path / 't.csv'}: what the model says of row 0 is not finite" in err
+        and f"{tmp_path / 't.csv'}: the output of the model for row 0 is not finite" in err
     )
     assert not (tmp_path / "p.csv").exists()
 

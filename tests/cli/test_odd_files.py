@@ -10,7 +10,7 @@ import pytest
 from tests import processes
 from tests.cli.command import run
 from tests.cli.test_fit import ENV, flowers
-from tests.train.test_odd_files import circular, dangling, folder, pipe, put
+from tests.runs.test_odd_files import circular, dangling, folder, pipe, put
 
 
 def fitted(capsys, tmp_path):

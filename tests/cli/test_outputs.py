@@ -21,7 +21,7 @@ from gradloom.cli import common
 from gradloom.cli.main import main
 from gradloom.cli.model import load_model
 from gradloom.files import load_arrays, read_together
-from gradloom.train.perceptron import perceptron
+from gradloom.tables.perceptron import perceptron
 from tests import processes
 from tests.cli.command import run
 from tests.llm.random_models import write
@@ -113,7 +113,7 @@ def test_a_loss_that_is_not_finite_at_the_first_step_leaves_model_and_result(cap
         net.parameters()[0].assign(np.full(net.parameters()[0].shape, np.nan))
         return net
 
-    monkeypatch.setattr("gradloom.train.perceptron.perceptron", build)
+    monkeypatch.setattr("gradloom.tables.perceptron.perceptron", build)
     code, out, err = run(capsys, "fit", DIGITS, "--out", tmp_path / "out")
     last = err.splitlines()[-1]
     assert (code, out) == (2, "") and last.startswith("gradloom: training stopped at step 1 "), err
@@ -153,7 +153,7 @@ def test_weights_that_are_not_finite_are_not_saved(capsys, tmp_path, monkeypatch
             raise ending
         return history
 
-    monkeypatch.setattr(gl, "fit", fit)
+    monkeypatch.setattr("gradloom.tables.recipe.fit", fit)
     code, out, err = run(capsys, "fit", DIGITS, "--epochs", 1, "--out", tmp_path / "out")
     last = err.splitlines()[-1]
     assert code == (130 if isinstance(ending, KeyboardInterrupt) else 2) and out == "", err
@@ -396,7 +396,7 @@ def test_sigterm_during_the_saving(capsys, tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         honest(*arguments)
 
-    monkeypatch.setattr("gradloom.train.model.save_arrays", save)
+    monkeypatch.setattr("gradloom.tables.model.save_arrays", save)
     code, out, _ = run(capsys, "fit", DIGITS, "--epochs", 1, "--out", tmp_path / "out")
     assert code == 143 and belong_together(tmp_path / "out")["ending"] == "done" and "saved" in out
 

@@ -100,7 +100,8 @@ def test_a_link_in_the_folder_is_refused(capsys, tmp_path, name):
 
 
 def test_long_names(capsys, tmp_path, language):  # noqa: F811
-    adapter, merged, table_out = (tmp_path / f"{word}{LONG}" for word in "abc")
+    adapter, merged = (tmp_path / f"{word}{LONG}" for word in "ab")
+    table_out = (tmp_path / f"c{LONG}").with_suffix(".csv")
     assert run(capsys, "finetune", *language, *SMALL, "--out", adapter)[0] == 0
     assert run(capsys, "merge", language[0], adapter, "-o", merged)[0] == 0
     good(tmp_path / "out")

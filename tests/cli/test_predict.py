@@ -188,10 +188,11 @@ def test_info_of_a_network_and_of_other_files(capsys, tmp_path):
 def test_predictions_are_csv(capsys, fitted):
     model, data = fitted["classes"]
     capsys.readouterr()
-    code, _, err = run(capsys, "predict", model, data, "--out", "predicted.parquet")
-    assert code == 2 and err == (
-        "gradloom: --out predicted.parquet: must be the name of a CSV file, such as predicted.csv\n"
-    )
+    for ending in ("parquet", "json", "safetensors", "xlsx"):
+        code, _, err = run(capsys, "predict", model, data, "--out", f"predicted.{ending}")
+        assert code == 2 and err == (
+            f"gradloom: --out predicted.{ending}: must be the name of a CSV file, such as predicted.csv\n"
+        )
 
 
 @pytest.mark.parametrize("name", ["p.parquet", "p.csv"])

@@ -16,7 +16,7 @@ import pytest
 from gradloom.cli import saved_settings
 from gradloom.cli.saved_settings import digest
 from gradloom.cli.settings_file import parse_toml
-from gradloom.train.run_folder import read_run
+from gradloom.runs.folder import read_run
 from tests import processes
 from tests.cli.command import run
 from tests.cli.test_fit import ENV, flowers, houses, one_thread  # noqa: F401
@@ -86,7 +86,7 @@ def test_the_run_that_is_repeated_stays(capsys, tmp_path, monkeypatch):
 
 
 def test_beside_the_run_as_it_is_named_now(capsys, tmp_path, monkeypatch):
-    """Not beside the place where it was trained; settings that were copied out of it name that place."""
+    """Not beside the place where it was trained, nor for settings that were copied out of it."""
     monkeypatch.chdir(tmp_path)
     fitted(capsys, flowers(tmp_path / "t.csv"), "--epochs", 1, "--out", "a")
     (tmp_path / "below").mkdir()
@@ -95,11 +95,35 @@ def test_beside_the_run_as_it_is_named_now(capsys, tmp_path, monkeypatch):
     assert (tmp_path / "below" / "b-again" / "settings.toml").exists() and not (tmp_path / "a-again").exists()
     shutil.copy("below/b/settings.toml", "below/mine.toml")
     assert run(capsys, "rerun", "below/mine.toml")[0] == 0
-    assert (tmp_path / "a-again" / "settings.toml").exists()
+    assert (tmp_path / "below" / "mine-again" / "settings.toml").exists() and not (tmp_path / "a-again").exists()
     shutil.rmtree("below/b-again")
     monkeypatch.chdir(tmp_path / "below" / "b")
     assert run(capsys, "rerun", ".")[0] == 0
     assert (tmp_path / "below" / "b-again" / "settings.toml").exists()
+
+
+@pytest.mark.parametrize("kind", ["fit", "finetune"])
+@pytest.mark.parametrize("has_run_json", [True, False])
+def test_the_settings_of_a_run_choose_no_place_to_write_to(capsys, tmp_path, language, kind, has_run_json):  # noqa: F811
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if kind == "fit":
+        fitted(capsys, flowers(tmp_path / "t.csv"), "--epochs", 1, "--out", tmp_path / "a.run")
+        places = [("a.run-again", "precious"), ("a.run-again", "")]
+    else:
+        options = ("--steps", 1, "--context", 16, "--rank", 2, "--batch-size", 2)
+        assert run(capsys, "finetune", *language, *options, "--out", tmp_path / "a.gguf")[0] == 0
+        places = [("a-again.gguf", "precious.gguf"), ("a-again", "precious")]
+    if not has_run_json:
+        (tmp_path / "a.run" / "run.json").unlink()
+    file = tmp_path / "a.run" / "settings.toml"
+    for there, out in places:
+        text = re.sub("(?m)^out = .*$", f"out = {json.dumps(str(elsewhere / out))}", file.read_text())
+        file.write_text(text)
+        code, _, err = run(capsys, "rerun", tmp_path / "a.run")
+        assert code == 0 and (tmp_path / there).exists() and not list(elsewhere.iterdir()), err
+        for path in tmp_path.glob("*-again*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def test_beside_a_run_whatever_it_is_called(capsys, tmp_path, monkeypatch):

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from gradloom.cli.settings_file import parse_toml
-from gradloom.data.targets import hold_out
+from gradloom.data.encoding.targets import hold_out
 from gradloom.files import load_arrays
 from gradloom.files.checkpoint_files import Encoded, manifests, plain, read_checkpoint, write_checkpoint
-from gradloom.train.run_folder import read_run
+from gradloom.runs.folder import read_run
 from tests import processes
 from tests.cli.command import run
 from tests.cli.test_fit import ENV, flowers, one_thread  # noqa: F401
@@ -187,7 +187,7 @@ KILLED = """
 import os, signal, sys
 from gradloom.cli.main import main
 from gradloom.files import checkpoint_files
-from gradloom.train import checkpoint
+from gradloom.runs import checkpoint
 moment, module, name = sys.argv[1], checkpoint, "write_checkpoint"
 if moment == "between":
     module, name = checkpoint_files, "atomic_inside"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gradloom.cli.settings_file import parse_toml
-from gradloom.train.run_folder import read_run
+from gradloom.runs.folder import read_run
 from tests import processes
 from tests.cli.command import run
 from tests.cli.test_fit import ENV

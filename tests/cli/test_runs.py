@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradloom.train.run_folder import RunFolder
+from gradloom.runs.folder import RunFolder
 from tests.cli.command import run
 from tests.cli.test_fit import flowers, one_thread  # noqa: F401
 

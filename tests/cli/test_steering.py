@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.base.defaults import OPTIMIZERS
 from gradloom.cli.model import load_model
 from gradloom.cli.settings_file import parse_toml
 from gradloom.data import read_table
 from gradloom.files import load_arrays
 from gradloom.optim.names import optimizer_names
-from gradloom.train.perceptron import network as network_of
+from gradloom.tables.perceptron import OPTIMIZERS
+from gradloom.tables.perceptron import network as network_of
 from tests.cli.command import run
 from tests.cli.test_fit import flowers, houses, one_thread  # noqa: F401
 from tests.cli.test_outputs import table
@@ -141,6 +141,15 @@ def test_early_stopping_keeps_the_best_weights(capsys, tmp_path):
     assert code == 2 and err == "gradloom: --monitor loss requires --patience > 0\n"
     code, _, err = run(capsys, "fit", *options, "--patience", 2, "--monitor", "val_lss", "--out", tmp_path / "c")
     assert code == 2 and "val_lss" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
+
+
+def test_a_mistyped_monitor_leaves_the_run_that_was_there(capsys, tmp_path):
+    data, out = uneven(tmp_path / "t.csv"), tmp_path / "run"
+    fitted(capsys, out, data, *BASE, "--epochs", 2)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    code, _, err = run(capsys, "fit", data, *BASE, "--epochs", 2, "--patience", 1, "--monitor", "val_f1", "--out", out)
+    assert code == 2 and "--monitor val_f1 is not measured" in err.splitlines()[-1] and "Traceback" not in err
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
 def test_files_to_validate_on(capsys, tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from gradloom import _cells
 from gradloom.base.errors import DataError
 from gradloom.data import read_features, read_table
-from gradloom.data.csv_file import read_csv
-from gradloom.data.lines import Lines
+from gradloom.data.reading.columns import Lines
+from gradloom.data.reading.csv_file import read_csv
 
 
 def write(path, text):
@@ -65,7 +65,7 @@ def test_prices_percentages_and_thousands_are_numbers(tmp_path):
     price, count, share = table.preprocess.columns
     assert [c.kind for c in (price, count, share)] == ["number"] * 3
     assert (price.mean, count.median, round(share.mean, 9)) == (20.0, 20734.0, 19.6)
-    assert "price: '$' of 40 cells is no part of the number" in table.notes
+    assert "price: '$' of 40 cells is not part of the number" in table.notes
 
 
 def test_groups_of_digits_that_another_cell_makes_sure(tmp_path):
@@ -186,7 +186,7 @@ def test_rows_over_the_ends_of_pieces(tmp_path, monkeypatch):
         (tmp_path / "t.csv").write_bytes(held.getvalue().encode("utf-8-sig"))
         whole = None
         for size in range(3, 90):  # the mark of byte order lies in one piece
-            monkeypatch.setattr("gradloom.data.text_bytes._PIECE", size)
+            monkeypatch.setattr("gradloom.data.reading.text_bytes._PIECE", size)
             data = read_csv(tmp_path / "t.csv")
             codes, texts = data.texts(1)
             found = (data.names, data.numbers(2).tolist(), [texts[c] for c in codes], list(data.lines))
@@ -243,8 +243,8 @@ def test_numbers_are_held_in_few_bytes(tmp_path):
 
 def test_pieces_are_joined(tmp_path, monkeypatch):
     """Pieces of other widths between them; numbers, missing ones and codes stay what they are."""
-    monkeypatch.setattr("gradloom.data.text_bytes._PIECE", 512)
-    monkeypatch.setattr("gradloom.data.blocks._JOINED", 700)
+    monkeypatch.setattr("gradloom.data.reading.text_bytes._PIECE", 512)
+    monkeypatch.setattr("gradloom.data.reading.cells._JOINED", 700)
     wide = [i % 50 if i % 400 < 200 else i * 1000 for i in range(3000)]
     texts = [f"t{i * i % 97}" for i in range(3000)]
     lines = [f"{'' if i % 11 == 0 else n},{t},{i / 8}" for i, (n, t) in enumerate(zip(wide, texts, strict=True))]

@@ -29,7 +29,7 @@ def swapped(values, count):
     return values
 
 
-LEAK = "alone tells the class of 100 % of the training rows"
+LEAK = "alone predicts the class of 100 % of the training rows"
 CODES = np.array([f"k{i}" for i in range(12)])
 CASES = {
     "ordinary": (CLASS, RNG.integers(0, 50, ROWS), None),
@@ -42,8 +42,8 @@ CASES = {
     "a copy of the class": (CLASS, np.where(CLASS == "yes", "Y", "N"), LEAK),
     "codes that tell the class": (CLASS, CODES[RNG.integers(0, 6, ROWS) * 2 + (CLASS == "yes")], LEAK),
     "a tenth of the rows wrong": (CLASS, swapped(CLASS, ROWS // 10), None),
-    "the price in another unit": (PRICE, PRICE * 100 + 7, "alone tells the numbers"),
-    "the logarithm of the price": (PRICE, np.exp(PRICE), "alone tells the numbers"),
+    "the price in another unit": (PRICE, PRICE * 100 + 7, "alone predicts the numbers"),
+    "the logarithm of the price": (PRICE, np.exp(PRICE), "alone predicts the numbers"),
     "the price with noise": (PRICE, PRICE + RNG.standard_normal(ROWS) / 5, None),
 }
 
@@ -63,7 +63,7 @@ def test_a_rare_row_on_the_wrong_side(tmp_path):
     column[:2] = 1.2 - column[:2]
     text = "\n".join(f"{a},{'yes' if b else 'no'}" for a, b in zip(column, y, strict=True))
     (tmp_path / "t.csv").write_text(f"late,target\n{text}\n")
-    assert "of the training rows: does it hold" in column_warnings(read_table(tmp_path / "t.csv"))[0]
+    assert "of the training rows: is it known" in column_warnings(read_table(tmp_path / "t.csv"))[0]
 
 
 def test_few_rows_tell_nothing(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import gradloom as gl
 from gradloom.base.errors import DataError, SettingError
 from gradloom.data import Preprocess, read_features, read_table
-from gradloom.data.times import FORMS
+from gradloom.data.encoding.times import FORMS
 from tests.cli.command import run
 
 ROWS = 240

@@ -53,7 +53,7 @@ def test_a_byte_order_mark_goes_before_the_encoding(tmp_path, encoding, declared
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
 def test_pieces_cut_characters(tmp_path, monkeypatch, size):
     whole = read_table(csv(tmp_path / "t.csv", "utf-16", CITIES))
-    monkeypatch.setattr("gradloom.data.text_bytes._PIECE", size)
+    monkeypatch.setattr("gradloom.data.reading.text_bytes._PIECE", size)
     cut = read_table(tmp_path / "t.csv")
     assert cut.preprocess == whole.preprocess
     np.testing.assert_array_equal(cut.train.data, whole.train.data)

@@ -7,9 +7,9 @@ import pytest
 
 from gradloom.base.errors import DataError, DTypeError
 from gradloom.data import Dataset
+from gradloom.data.encoding.preprocess import Preprocess
 from gradloom.data.frames import features_of
-from gradloom.data.preprocess import Preprocess
-from gradloom.data.readers import read_features, read_table
+from gradloom.data.table import read_features, read_table
 
 
 class Frame:

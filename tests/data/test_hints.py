@@ -104,7 +104,7 @@ def test_a_text_behind_many_times(tmp_path):
     ],
 )
 def test_identifiers_of_few_rows(tmp_path, cells, odd):
-    found = [text for text in column_warnings(table(tmp_path, cells)) if "as identifiers have" in text]
+    found = [text for text in column_warnings(table(tmp_path, cells)) if "like identifiers" in text]
     assert (found != []) == odd
 
 
@@ -139,7 +139,7 @@ def test_lines_that_end_with_a_separator(tmp_path, more):
     [
         ("a,x,y\n", "holds a header and no rows; need at least 1 row"),
         ("1,2,3\n", "1 row; need at least 2, one of them for the test"),
-        ("a,x,y\n1,2,3\n4,5,6\n", "2 rows, of which 1 is left to learn from beside those of test and validation; need"),
+        ("a,x,y\n1,2,3\n4,5,6\n", "2 rows, of which 1 remains for training after test and validation; need"),
     ],
 )
 def test_tables_of_few_rows(tmp_path, text, message):

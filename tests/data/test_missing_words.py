@@ -12,7 +12,7 @@ import gradloom as gl
 from gradloom.base.errors import DataError
 from gradloom.cli.settings_file import parse_toml
 from gradloom.data import Preprocess, read_features, read_table
-from gradloom.data.array_cells import array_columns
+from gradloom.data.reading.array_cells import array_columns
 from tests.cli.command import run
 from tests.refused import refused
 

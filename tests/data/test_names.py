@@ -128,6 +128,43 @@ def test_a_repeated_header_is_named(tmp_path, head, target, at):
         read_features(tmp_path / "t.csv", good)
 
 
+@pytest.mark.parametrize(
+    ("head", "again", "row"),
+    [
+        ("u,v,y", "v,u,y", "{}.5,{},{}"), ("u,v,y", "y,u,v", "{}.5,{},{}"), ("u,v,y", " U,v ,Y", "{}.5,{},{}"),
+        ("u,v,y", "\ufeffu,v,y", "{}.5,{},{}"), ("u,2019,y", "Y,2019,U", "{}.5,{},{}"),
+        ("u,v,y", "u,v,y", "p{},q{},{}"), ("u,v,y", "Y,u,v", "p{},q{},{}"), ("u,y", "u,y", "p{0},{2}"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("at", [(0,), (30,), (20, 40)])
+def test_a_repeated_header_of_a_joined_file(tmp_path, head, again, row, at):
+    """Also where all columns hold texts, and with another order of columns, case or blanks."""
+    rows = [row.format(i % 7, i % 3, "ab"[i % 2]) for i in range(ROWS)]
+    text = "\n".join([head, *rows, ""])
+    for place in at:
+        rows.insert(place, again)
+    (tmp_path / "t.csv").write_text("\n".join([head, *rows, ""]))
+    (tmp_path / "u.csv").write_text(text)
+    is_moved = again.strip(" \ufeff").lower()[0] != "u"
+    seen = "holds the column names of line 1 in another order" if is_moved else "repeats the column names of line 1"
+    for target in (None, "y"):
+        with pytest.raises(DataError, match=rf"t.csv line {at[0] + 2}: {seen}.*remove the line"):
+            read_table(tmp_path / "t.csv", target)
+    good = read_table(tmp_path / "u.csv", "y").preprocess
+    with pytest.raises(DataError, match=rf"t.csv line {at[0] + 2}: {seen}"):
+        read_features(tmp_path / "t.csv", good)
+
+
+def test_rows_that_hold_the_names_of_columns_as_values_are_rows(tmp_path):
+    """In another order than the first line, beside other rows with these texts."""
+    rows = [
+        "left,right,y",
+        *(f"{['left', 'right'][i % 2]},{['right', 'left', 'up'][i % 3]},{i % 2}" for i in range(60)),
+    ]
+    (tmp_path / "t.csv").write_text("\n".join([*rows, "right,left,y"]) + "\n")
+    assert read_table(tmp_path / "t.csv", "y", test_split=0).train.n == 61
+
+
 @pytest.mark.parametrize("head", ["x,y,z", "x,y"])
 def test_rows_of_texts_that_are_equal_are_no_header(tmp_path, head):
     """Without numbers and without a name to look for, the first line of a file may be a row, and twice there."""

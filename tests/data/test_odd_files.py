@@ -14,7 +14,7 @@ import pytest
 from gradloom.base.errors import DataError, FileError, GradloomError
 from gradloom.base.memory import Memory
 from gradloom.data import read_features, read_table
-from gradloom.data.csv_file import read_csv
+from gradloom.data.reading.csv_file import read_csv
 
 SLACK = 4 << 20  # bytes that any small table takes
 
@@ -42,7 +42,7 @@ def refused(path, kind, message, most=SLACK):
 @pytest.fixture
 def small_machine(monkeypatch):
     """20 MB are free: 1 MB of text, 5 MB of arrays."""
-    monkeypatch.setattr("gradloom.data.unpacked.memory", lambda: Memory(1 << 30, 20_000_000))
+    monkeypatch.setattr("gradloom.data.reading.unpacked.memory", lambda: Memory(1 << 30, 20_000_000))
 
 
 # -- CSV ---------------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_a_number_too_large_for_the_model(tmp_path):
 def test_features_that_memory_does_not_hold(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_text("a,y\n" + "".join(f"t{i % 50},{i % 2}\n" for i in range(3000)))
-    monkeypatch.setattr("gradloom.data.preprocess.memory", lambda: Memory(1 << 30, 500_000))
+    monkeypatch.setattr("gradloom.data.encoding.preprocess.memory", lambda: Memory(1 << 30, 500_000))
     refused(
         path, DataError, "3,000 rows of 50 features take 600,000 bytes; 500,000 are free; leave out rows or columns"
     )

@@ -12,7 +12,7 @@ import pytest
 
 from gradloom.base.errors import BackendError, DataError, FileError
 from gradloom.data.frames import features_of
-from gradloom.data.readers import read_features, read_table
+from gradloom.data.table import read_features, read_table
 
 ROWS = 60
 

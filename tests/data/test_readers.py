@@ -10,9 +10,9 @@ import pytest
 
 from gradloom.base.errors import DataError, FileError, GradloomError, SettingError
 from gradloom.data import Preprocess, read_features, read_table
-from gradloom.data.cell_rules import CellRules
-from gradloom.data.csv_file import read_csv
 from gradloom.data.idx import read_idx
+from gradloom.data.reading.cell_rules import CellRules
+from gradloom.data.reading.csv_file import read_csv
 from tests.refused import refused
 
 COLOURS = ["red", "green", "blue"]

@@ -87,7 +87,7 @@ def test_weights_of_rows(plain):
     without = read_table(plain, target="y", seed=3)
     whole = without.train.data[:, 2] * without.preprocess.columns[2].std + without.preprocess.columns[2].mean
     np.testing.assert_allclose(table.train.weights, whole, atol=1e-3)
-    assert "rows weigh what 'w' says in training" in table.notes
+    assert "row weights in training: 'w'" in table.notes
 
 
 def test_a_file_of_test_rows(plain, tmp_path):
@@ -166,8 +166,8 @@ def test_cells_that_are_no_times(tmp_path, cells, message):
 @pytest.mark.parametrize(
     ("name", "values", "why"),
     [
-        ("zip_code", np.arange(60) % 6 + 98101, "the name says 'zip'"),
-        ("StoreId", np.arange(60) % 6, "the name says 'id'"),
+        ("zip_code", np.arange(60) % 6 + 98101, "the name contains 'zip'"),
+        ("StoreId", np.arange(60) % 6, "the name contains 'id'"),
         ("area", [f"{i % 6:03d}" for i in range(60)], "some begin with 0"),
         ("branch", [(10007, 99013, 45678, 23456, 77001, 50123)[i % 6] for i in range(60)], "all have 5 digits"),
         ("idle", np.arange(60) % 6, None),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gradloom.base.errors import DataError
-from gradloom.data.csv_file import read_csv
-from gradloom.data.readers import read_table
+from gradloom.data.reading.csv_file import read_csv
+from gradloom.data.table import read_table
 
 ROWS = "size{0}name\n1{0}a\n2{0}b\n3{0}x y\n"
 
@@ -49,7 +49,7 @@ def test_lines_are_counted_from_it(tmp_path: Path) -> None:
 
 
 def test_a_column_that_turns_out_to_be_texts_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradloom.data.text_bytes._PIECE", 64)
+    monkeypatch.setattr("gradloom.data.reading.text_bytes._PIECE", 64)
     path = tmp_path / "t.csv"
     path.write_text("sep=;\na;b\n" + "".join(f"{i};{i}\n" for i in range(100)) + "red;3\n" * 100)
     found = read_csv(path)

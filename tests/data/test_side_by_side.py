@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from gradloom.base.errors import DataError, FileError
-from gradloom.data import read_table, side_by_side
-from gradloom.data.csv_file import read_csv
+from gradloom.data import read_table
+from gradloom.data.encoding import side_by_side
+from gradloom.data.reading.csv_file import read_csv
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_warnings_of_numpy_stay_silent_on_all_threads(cores, recwarn):
 
 
 def test_what_is_wrong_first_in_the_file_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("gradloom.data.text_bytes._PIECE", 64)
+    monkeypatch.setattr("gradloom.data.reading.text_bytes._PIECE", 64)
     good = b"1.5,2\n" * 40
     path = tmp_path / "t.csv"
     path.write_bytes(b"a,b\n" + good + b"1,2,3\n" + good + b"\xff,1\n")

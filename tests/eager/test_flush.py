@@ -9,7 +9,7 @@ import pytest
 
 import gradloom as gl
 from gradloom import ops
-from gradloom.step.state import load_window, of_window
+from gradloom.runs.state import load_window, of_window
 from tests.refused import refused
 
 SMALL = np.full(5, 1e-39, np.float32)  # denormal

@@ -169,3 +169,12 @@ def test_whole_arrays_lists_and_bools_count_as_floats_beside_floats(eager: bool)
     for bad in ("a", [[1], [1, 2]], np.array([None, 1]), np.ma.masked_array([1, 2], [True, False])):
         with pytest.raises(gl.GradloomError):
             gl.tensor(numbers) + bad
+
+
+def test_functions_of_numpy_give_arrays():
+    t = gl.tensor([[1.0, 2.0], [3.0, 6.0]])
+    for function in (np.mean, np.sum, np.max, np.std, np.prod):
+        assert function(t) == function(t.numpy())
+        np.testing.assert_array_equal(function(t, axis=0), function(t.numpy(), axis=0))
+    joined = np.concatenate([t, t])
+    assert type(joined) is np.ndarray and joined.shape == (4, 2)

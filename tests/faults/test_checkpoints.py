@@ -17,7 +17,7 @@ import pytest
 
 from gradloom.files.checkpoint_files import Saved, manifests, read_checkpoint
 from gradloom.parallel.communicator import checksum
-from gradloom.train.run_folder import RunFolder
+from gradloom.runs.folder import RunFolder
 from tests.faults import training
 from tests.faults.harness import COMPILER, MATTERS, MODES, Ended, Service
 
@@ -44,7 +44,7 @@ def found_in(saved: Saved) -> Found:
 def newest(folder: Path, kind: str) -> Found | None:
     """The newest checkpoint; nothing may be damaged."""
     told: list[str] = []
-    run = RunFolder(folder, kind, resume=True, tell=told.append)
+    run = RunFolder(folder, kind, resume=True, on_line=told.append)
     run.end("failed")
     if run.resumed is None:
         assert len(told) == 1 and "no checkpoint" in told[0], told

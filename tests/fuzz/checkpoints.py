@@ -30,9 +30,9 @@ import numpy as np
 import gradloom as gl
 from gradloom import nn, optim
 from gradloom.base.errors import GradloomError
-from gradloom.train.checkpoint import Checkpoints
+from gradloom.runs.checkpoint import Checkpoints
+from gradloom.runs.saver import Saver
 from gradloom.train.identity import identity_of
-from gradloom.train.saver import Saver
 from tests.fuzz.limits import Costs, one_input
 from tests.llm.random_models import packed, write
 
@@ -229,12 +229,13 @@ def _loader(loop: Any) -> Callable[[Path], None]:
     def load(run: Path) -> None:
         kind = "finetune" if "method" in loop.about else "fit"
         with (
-            mock.patch("gradloom.train.saver.identity_of", lambda loop: identity),
+            mock.patch("gradloom.train.loop.identity_of", lambda loop: identity),
             Saver(run, kind=kind, resume=True) as saver,
         ):
             saver.share()
             saver._identity = identity
             saver.begin(loop)
+            saver.restore()
             saver._state = "failed"
 
     return load

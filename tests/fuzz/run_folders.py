@@ -28,10 +28,10 @@ import numpy as np
 from gradloom.base.errors import GradloomError
 from gradloom.files.atomic import atomic_write, claim, together, write_inside
 from gradloom.files.checkpoint_files import manifests
-from gradloom.train.checkpoint import Checkpoints
-from gradloom.train.log_files import CsvFile, Lines, read_metrics
-from gradloom.train.run_files import settle
-from gradloom.train.run_folder import RunFolder, read_run, runs_in
+from gradloom.runs.checkpoint import Checkpoints
+from gradloom.runs.files import settle
+from gradloom.runs.folder import RunFolder, read_run, runs_in
+from gradloom.runs.log_files import CsvFile, Lines, read_metrics
 
 SECONDS = 20  # of a case
 ROOM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where a sync costs nothing
@@ -108,7 +108,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 
 def make_run(folder: Path, state: str = "interrupted", seed: int = 1) -> None:
     """A small run, which has written all of its files."""
-    run = RunFolder(folder, "fit", overwrite=True, tell=lambda text: None)
+    run = RunFolder(folder, "fit", overwrite=True, on_line=lambda text: None)
     use(run, seed)
     run.end(state)
     write_together(folder, seed)
@@ -142,7 +142,7 @@ def read_all(folder: Path) -> None:
     for read in (
         read_metrics,
         lambda f: manifests(f / "checkpoints"),
-        lambda f: Checkpoints(f / "checkpoints", tell=told).best(),
+        lambda f: Checkpoints(f / "checkpoints", on_line=told).best(),
     ):
         with contextlib.suppress(GradloomError):
             read(folder)
@@ -203,7 +203,7 @@ def one(bed: Bed, number: int, said: collections.Counter[str]) -> None:
 
     def train() -> None:
         how = {kind: True} if kind != "neither" else {}
-        folder = RunFolder(run, "fit", tell=told, on_error=rng.choice(("warn", "stop")), **how)
+        folder = RunFolder(run, "fit", on_line=told, on_error=rng.choice(("warn", "stop")), **how)
         try:
             if is_late:
                 change()

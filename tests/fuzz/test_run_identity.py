@@ -24,9 +24,11 @@ from gradloom.base.errors import GradloomError
 from gradloom.cli.main import main
 from gradloom.data import read_table
 from gradloom.files import load_arrays
-from gradloom.train.identity import Identity, identity_of
+from gradloom.runs.events import Subscriber
+from gradloom.runs.identity import Identity
+from gradloom.tables.perceptron import network
+from gradloom.train.identity import identity_of
 from gradloom.train.loop import Loop
-from gradloom.train.perceptron import network
 from gradloom.train.trainer import Trainer
 
 CASES = int(os.environ.get("IDENTITY_CASES", "2000"))
@@ -266,13 +268,16 @@ def loop_of(folder: Path, text: Text) -> Loop:
     loss = "cross_entropy" if found.task == "classification" else "mse"
     net = network(found.preprocess, [])
     trainer = Trainer(net, loss, gl.optim.SGD(net.parameters(), lr=0.1), threads=1)
-    loop = Loop(
-        trainer, found.train, *found.train.split(0.0, 0), batch_size=8, micro_batch_size=8,
-        steps=-(-found.train.n // 8), seed=0,
-    )  # fmt: skip
     test = found.test
-    loop.contents["test rows"] = lambda: [] if test is None else [test.data, test.labels, found.test_targets]
-    return loop
+
+    class TestRows(Subscriber):
+        def contents(self) -> dict[str, Any]:
+            return {"test rows": lambda: [] if test is None else [test.data, test.labels, found.test_targets]}
+
+    return Loop(
+        trainer, found.train, *found.train.split(0.0, 0), batch_size=8, micro_batch_size=8,
+        steps=-(-found.train.n // 8), seed=0, subscribers=[TestRows()],
+    )  # fmt: skip
 
 
 def weights(loop: Loop) -> dict[str, bytes]:

@@ -14,8 +14,8 @@ import numpy as np
 import gradloom as gl
 from gradloom.cli.model import Model, load_model
 from gradloom.data import Preprocess, read_features
-from gradloom.data.preprocess import Column
-from gradloom.train.perceptron import perceptron
+from gradloom.data.encoding.preprocess import Column
+from gradloom.tables.perceptron import perceptron
 from tests.fuzz.limits import CASES, Costs, one_input
 
 NUMBERS = [

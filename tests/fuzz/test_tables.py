@@ -16,7 +16,7 @@ import pytest
 
 from gradloom.base.memory import Memory
 from gradloom.data import read_features, read_table
-from gradloom.data.times import FORMS
+from gradloom.data.encoding.times import FORMS
 from tests.fuzz.limits import CASES, Costs, one_input
 
 CELLS = [
@@ -277,7 +277,7 @@ def npz_file(number):
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch):
     """40 MB are free, so that 2 MB of text and 10 MB of arrays may be unpacked: what they take is below one_input's."""
-    monkeypatch.setattr("gradloom.data.unpacked.memory", lambda: Memory(1 << 30, 40_000_000))
+    monkeypatch.setattr("gradloom.data.reading.unpacked.memory", lambda: Memory(1 << 30, 40_000_000))
 
 
 def options_of(make, number):

@@ -123,7 +123,7 @@ def test_templates_with_a_cost(monkeypatch, seed):
     tokenizer = Tokenizer(byte_bpe(["t h"]))
     kept = ChatTemplate(CHATML, tokenizer)  # one process for all of them, as long as it lives
     whole, passed, slowest = 0, {"processor time": 0, "MiB of memory": 0, "its text passes": 0}, 0.0
-    kept._renderer._child.end()  # it may have served other tests, with more memory
+    kept._renderer._process.end()  # it may have served other tests, with more memory
     held = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     for number in range(FIRST, FIRST + CASES // 2):
         source, case = drawn(seed, number), f"seed {seed}, case {number}"

@@ -189,7 +189,7 @@ def test_products_of_bf16_are_those_of_the_cpu() -> None:
 
 def test_what_a_run_says_of_its_device() -> None:
     from gradloom.gpu.backend import place_of
-    from gradloom.train.identity import environment_of
+    from gradloom.runs.identity import environment_of
 
     assert environment_of({"backend": "gpu"})["device"] == place_of(0).device.name
     assert "device" not in environment_of({})

@@ -13,7 +13,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.nn.module import Module
 from gradloom.run import backend as backends
-from gradloom.train.replica import Replica
+from gradloom.train.replica_steps import ReplicaSteps
 from tests.noise import assert_noise
 
 RNG = np.random.default_rng(4)
@@ -71,18 +71,19 @@ def test_like_devices_update_and_unlike_ones_copy(monkeypatch: pytest.MonkeyPatc
     """What is copied is that of the first; each program of an update belongs to a replica that is like it."""
     updated: list[int] = []
     copied: list[int] = []
-    ending, take_over = Replica._ending, Replica._take_over
+    ending, copy_first = ReplicaSteps._ending, ReplicaSteps.copy_first
 
-    def _ending(self: Replica, *given: Any) -> Any:
+    def _ending(self: ReplicaSteps, *given: Any) -> Any:
         updated.append(self.ranks.rank)
         return ending(self, *given)
 
-    def _take_over(self: Replica, *given: Any) -> None:
-        copied.append(self.ranks.rank)
-        take_over(self, *given)
+    def _copy_first(self: ReplicaSteps, written: Any, everywhere: bool = False) -> None:
+        if not everywhere:
+            copied.append(self.ranks.rank)
+        copy_first(self, written, everywhere)
 
-    monkeypatch.setattr(Replica, "_ending", _ending)
-    monkeypatch.setattr(Replica, "_take_over", _take_over)
+    monkeypatch.setattr(ReplicaSteps, "_ending", _ending)
+    monkeypatch.setattr(ReplicaSteps, "copy_first", _copy_first)
     for devices, update, copies in (
         (["gpu", "gpu"], [0, 1], 0), (["cpu", "cpu"], [0, 1], 0), (["gpu", "cpu", "gpu"], [0, 2], 9),
         (["cpu", "gpu"], [0], 6),

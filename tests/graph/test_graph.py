@@ -34,7 +34,7 @@ def test_ids_are_a_topological_order() -> None:
 def test_a_node_that_lies_about_its_shape_is_refused() -> None:
     node = ops.exp(gl.input("x", (2,))).node
     node.outputs = (Value(node, 0, (3,), node.outputs[0].dtype),)
-    with pytest.raises(gl.GraphError, match=r"exp#\d+ at test_graph.py:\d+ says .*; its op infers"):
+    with pytest.raises(gl.GraphError, match=r"exp#\d+ at test_graph.py:\d+ states .*; its op infers"):
         check_graph(reachable(node.outputs))
 
 

@@ -233,7 +233,7 @@ BAD = {
     "another architecture": (
         {"general.architecture": field("string", "qwen2")},
         {},
-        "is an adapter for architecture 'qwen2', and {base} is 'llama'; need the model that it was made for",
+        "is an adapter for architecture 'qwen2', and {base} is 'llama'; need the model that it was trained on",
     ),
     "alpha is text": (
         {"adapter.lora.alpha": field("string", "8")},
@@ -256,7 +256,7 @@ BAD = {
     "a norm": (
         {},
         {"blk.0.attn_norm.weight": np.ones(64, "f4")},
-        "tensor 'blk.0.attn_norm.weight' is no part of a pair; need names that end in .lora_a and .lora_b",
+        "tensor 'blk.0.attn_norm.weight' is not part of a pair; need names that end in .lora_a and .lora_b",
     ),
     "three axes": ({}, {Q + ".lora_a": np.ones((1, 3, 64), "f4")}, f"{Q}.lora_a has shape [1, 3, 64]; need 2 axes"),
     "two ranks": (
@@ -365,7 +365,7 @@ def test_bad_peft_folders_have_names(llama, tmp_path):
     arrays, _ = load_arrays(tmp_path / "good" / "adapter_model.safetensors")
     a, b = sorted(arrays)
     cases = {
-        "tensor 'x.weight' is no part of a pair; need names with lora_A and lora_B": arrays | {"x.weight": arrays[a]},
+        "tensor 'x.weight' is not part of a pair; need names with lora_A and lora_B": arrays | {"x.weight": arrays[a]},
         "module 'model.layers.0.block_sparse_moe' has no tensor in a llama GGUF file": {
             "base_model.model.model.layers.0.block_sparse_moe.lora_A.weight": arrays[a]
         },
@@ -383,10 +383,10 @@ def test_bad_peft_folders_have_names(llama, tmp_path):
             read_peft(folder, llama)
         assert message in str(caught.value) and str(folder) in str(caught.value) and "\n" not in str(caught.value)
     (tmp_path / "good" / "adapter_config.json").write_text("{")
-    with pytest.raises(FileError, match=r"adapter_config\.json: is no JSON \(Expecting property name"):
+    with pytest.raises(FileError, match=r"adapter_config\.json: is not JSON \(Expecting property name"):
         read_peft(tmp_path / "good", llama)
     (tmp_path / "good" / "adapter_config.json").unlink()
-    with pytest.raises(FileError, match=r"adapter_config\.json: no such file or directory; PEFT writes it beside"):
+    with pytest.raises(FileError, match=r"adapter_config\.json: no such file or directory; PEFT writes it next to"):
         read_adapter(tmp_path / "good", llama)
 
 
@@ -401,7 +401,7 @@ def test_peft_needs_names_that_exist(llama, tmp_path):
         write_peft(tmp_path / "p", adapter, base)
     base.fields["general.architecture"] = field("string", "gemma")
     adapter = make(base, [Q])
-    with pytest.raises(FileError, match="PEFT's names for architecture 'gemma' are not known; need one of llama qwen2"):
+    with pytest.raises(FileError, match="PEFT's names for architecture 'gemma' are not known; known are llama qwen2"):
         write_peft(tmp_path / "p", adapter, base)
     assert not (tmp_path / "p").exists()
     (tmp_path / "file").write_text("")

@@ -190,7 +190,7 @@ def test_calls_of_tools():
 
 def test_a_template_that_hides_its_turns():
     hidden = "{% for m in messages | reverse %}{{ m.role[0] ~ m.content | length }}{% endfor %}"
-    with pytest.raises(DataError, match="message 2 of 4 in such a way that the assistant's text cannot be told"):
+    with pytest.raises(DataError, match="message 2 of 4 in a way that hides which text is the assistant's"):
         ChatTemplate(hidden, chatml()).encode([CHAT[0], {"role": "assistant", "content": "x"}, *CHAT[:2]])
     ids, mask = ChatTemplate(hidden, chatml()).encode(CHAT[:1], need_assistant=False)
     assert ids.size == 2 and not mask.any()

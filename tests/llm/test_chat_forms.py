@@ -55,9 +55,9 @@ def test_conversations(tmp_path, key):
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ({"from": "alien", "value": "x"}, "message 2 of 2 is from 'alien'; need one of human, user, gpt"),
-        ({"from": 3, "value": "x"}, "message 2 of 2 is from 3; need one of"),
-        ("hello", "message 2 of 2 is from None; need one of"),
+        ({"from": "alien", "value": "x"}, "message 2 of 2 is from 'alien'; possible are human, user, gpt"),
+        ({"from": 3, "value": "x"}, "message 2 of 2 is from 3; possible are"),
+        ("hello", "message 2 of 2 is from None; possible are"),
         ({"from": "gpt"}, "message 2 of 2 has no value; need a text"),
         ({"from": "gpt", "value": ["x"]}, "message 2 of 2 has no value; need a text"),
     ],

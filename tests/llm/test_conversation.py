@@ -88,9 +88,7 @@ def test_the_oldest_turns_leave_a_full_context(model):
     assert len(chat_ids(talk.template, seen)) + 12 <= 512
     assert talk.messages[-1]["content"] == generate(model, chat_ids(talk.template, seen), max_tokens=12, temperature=0)
     before = list(talk.messages)
-    with pytest.raises(
-        DataError, match=r"a turn of \d+ tokens with what goes before it; the context is 512 and 12 are"
-    ):
+    with pytest.raises(DataError, match=r"a turn of \d+ tokens with the system prompt; the context is 512 and 12 are"):
         talk.say("word " * 400)
     assert talk.messages == before
 

@@ -92,7 +92,7 @@ def test_texts_that_are_too_short_or_no_texts(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(FileError, match="folder.txt: cannot be read: is a directory"):
         read_samples(tmp_path / "folder.txt", tok)
-    with pytest.raises(DataError, match=r"the name ends in .csv; need one of .txt"):
+    with pytest.raises(DataError, match=r"the name ends in .csv; possible are .txt"):
         read_samples(text(tmp_path, "a", "t.csv"), tok)
     with refused("context", 0):
         pack(read_samples(text(tmp_path, "12345"), tok), 0)
@@ -378,7 +378,7 @@ def test_validation_samples_are_never_trained_on(tmp_path):
     whole = pack(read_samples(book, tok), 16)
     assert len(train) + len(val) == len(whole) and train.report.counted + val.report.counted == whole.report.counted
     assert sorted(np.concatenate([train.labels, val.labels]).tolist()) == sorted(whole.labels.tolist())
-    with pytest.raises(DataError, match="one long text is no set of samples"):
+    with pytest.raises(DataError, match="one long text is not a set of samples"):
         read_samples(book, tok).split(0.5)
     with pytest.raises(SettingError, match="val_split=1.5"):
         token_data(path, tok, 32, val_split=1.5, skip_bad_lines=True)

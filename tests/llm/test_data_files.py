@@ -68,17 +68,17 @@ def test_a_file_to_validate_on(tmp_path, path):
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        ([], "the folder holds no train.jsonl or train.txt; need one, and valid and test beside it"),
-        (["valid.jsonl", "test.jsonl"], "the folder holds no train.jsonl"),
-        (["train.jsonl", "train.txt"], "holds train.jsonl and train.txt; need one of them"),
-        (["train.jsonl", "valid.jsonl", "val.jsonl"], "holds valid.jsonl and val.jsonl; need one of them"),
+        ([], "the folder contains no train.jsonl or train.txt, which is required"),
+        (["valid.jsonl", "test.jsonl"], "the folder contains no train.jsonl"),
+        (["train.jsonl", "train.txt"], "contains train.jsonl and train.txt; remove one of them"),
+        (["train.jsonl", "valid.jsonl", "val.jsonl"], "contains valid.jsonl and val.jsonl; remove one of them"),
     ],
 )
 def test_folders_that_cannot_be_read(tmp_path, path, names, why):
     data = folder(tmp_path, *names)
     with pytest.raises(DataError, match=why):
         read_rows(load(path), data, 32)
-    with pytest.raises(DataError, match="holds no test.jsonl"):
+    with pytest.raises(DataError, match="contains no test.jsonl"):
         evaluate(load(path), folder(tmp_path / "..", "train.jsonl"))
 
 

@@ -408,7 +408,7 @@ def test_data_that_do_not_fit_the_model(tmp_path: Path) -> None:
         run_on(path, data)
     data.labels[...] = -100
     data.positions[1, 3] = 4
-    with pytest.raises(DataError, match="a position lies before the start of its row"):
+    with pytest.raises(DataError, match="a position is before the start of its row"):
         run_on(path, data)
     data.positions[1, 3] = 0
     with pytest.raises(DataError, match="no token counts for the loss"):

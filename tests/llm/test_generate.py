@@ -65,7 +65,7 @@ def test_several_prompts(tmp_path):
     heard = []
     with pytest.raises(SettingError, match="among several prompts is an int; need texts"):
         generate(model, ["once", 3], stream=heard.append)
-    with pytest.raises(DataError, match="tokens of prompt and 60 to come"):
+    with pytest.raises(DataError, match="tokens of prompt and max_tokens=60"):
         generate(model, ["once", "word " * 4000], max_tokens=60, stream=heard.append)
     assert heard == []  # nothing runs before all are known to fit
 
@@ -208,7 +208,7 @@ def test_prompts_of_ids_and_what_they_count(stories):
         (
             {"max_tokens": 2044},
             DataError,
-            "5 tokens of prompt and 2044 to come; the context is 2048: need at most 2043, or",
+            "5 tokens of prompt and max_tokens=2044; the context is 2048: need at most 2043, or",
         ),
         ({"max_tokens": 9000}, DataError, "the context is 2048: need at most 2043, or less of both"),
         ({"prompt": [1] * 2048, "max_tokens": 1}, DataError, "need a prompt of at most 2047"),

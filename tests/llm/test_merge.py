@@ -14,6 +14,7 @@ import pytest
 from examples.random_gguf import SHAPES, write_random
 from gradloom.base.dtypes import QUANTISED
 from gradloom.base.errors import FileError, SettingError
+from gradloom.cli.main import main
 from gradloom.files import open_gguf, write_gguf
 from gradloom.files.gguf_fields import field
 from gradloom.files.gguf_types import KINDS
@@ -158,7 +159,7 @@ def test_rows_that_are_no_whole_blocks_become_f16_which_is_said(tmp_path):
     done = merge(base.path, tmp_path / "a.gguf", tmp_path / "out.gguf", "q4_0")
     out = open_gguf(tmp_path / "out.gguf")
     assert done.notes == [
-        "2 tensors as f16: rows are no whole blocks of 32 (blk.0.ffn_down.weight, blk.1.ffn_down.weight)"
+        "2 tensors as f16: rows are not a multiple of the block of 32 (blk.0.ffn_down.weight, blk.1.ffn_down.weight)"
     ]
     assert {out.tensors[f"blk.{i}.ffn_down.weight"].kind for i in range(2)} == {"f16"}
     expected = (base.array("blk.0.ffn_down.weight") + np.float32(1)).astype("f2")
@@ -196,6 +197,17 @@ def test_real_model(tmp_path):
     write_adapter_gguf(tmp_path / "a.gguf", AdapterArrays("llama", 1.0, zero))
     merge(STORIES, tmp_path / "a.gguf", tmp_path / "out.gguf")
     assert (tmp_path / "out.gguf").read_bytes()[24:] == STORIES.read_bytes()[24:]  # nothing was added: the same file
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out", "out.bin", "out.gguf.tmp"])
+def test_a_merged_model_is_called_gguf(capsys, tmp_path, name):
+    base, path, _ = prepare(tmp_path, shape="tiny")
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(SettingError, match=f"{name}: a merged model is written as FILE.gguf"):
+        merge(base.path, path, tmp_path / name)
+    assert main(["merge", str(base.path), str(path), "-o", str(tmp_path / name)]) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == 1 and "is written as FILE.gguf" in err[0] and sorted(os.listdir(tmp_path)) == before
 
 
 def test_what_cannot_be_merged(tmp_path):

@@ -198,7 +198,7 @@ def rewritten(
         ({"drop": ("llama.attention.layer_norm_rms_epsilon",)}, "llama.attention.layer_norm_rms_epsilon is missing"),
         ({"drop": ("llama.context_length",)}, "metadata llama.context_length is missing"),
         ({"keys": {"llama.block_count": 0}}, "metadata llama.block_count is 0; need a whole number of at least 1"),
-        ({"keys": {"llama.block_count": 3}}, "block_count is 3; need at most 2: the file holds"),
+        ({"keys": {"llama.block_count": 3}}, "block_count is 3; need at most 2, the number of blocks"),
         ({"keys": {"llama.attention.head_count_kv": 4}}, "head_count_kv is 4; need a divisor of head_count, 6"),
         ({"keys": {"llama.attention.head_count": 5}}, "head_count is 5; need a divisor of embedding_length, 48"),
         ({"keys": {"llama.rope.dimension_count": 10}}, "rope.dimension_count is 10; need an even number up to 8"),
@@ -207,17 +207,20 @@ def rewritten(
         ({"keys": {"llama.attention.value_length": 16}}, "attention.value_length is 16; need key_length, 8"),
         (
             {"keys": {"llama.feed_forward_length": 96}},
-            "feed_forward_length is 96; need what blk.0.ffn_gate.weight holds: 80 rows, not 96",
+            "feed_forward_length is 96; need the rows of blk.0.ffn_gate.weight, 80, not 96",
         ),
-        ({"keys": {"llama.block_count": 2**31 - 1}}, "block_count is 2147483647; need at most 2: the file holds"),
-        ({"keys": {"llama.embedding_length": 480}}, "embedding_length is 480; need 48: token_embd.weight has so many"),
+        ({"keys": {"llama.block_count": 2**31 - 1}}, "block_count is 2147483647; need at most 2, the number of blocks"),
+        ({"keys": {"llama.embedding_length": 480}}, "embedding_length is 480; need 48, the number of columns"),
         ({"keys": {"llama.embedding_length": 2**31 - 2}}, "embedding_length is 2147483646; need 48"),
         (
             {"keys": {"llama.attention.key_length": 2**30, "llama.attention.value_length": 2**30}},
-            "attention.key_length is 1073741824; need what blk.0.attn_q.weight holds: 48 rows, not 6442450944",
+            "attention.key_length is 1073741824; need the rows of blk.0.attn_q.weight, 48, not 6442450944",
         ),
-        ({"keys": {"llama.attention.head_count": 12}}, "head_count_kv is 2; need what blk.0.attn_k.weight holds: 16"),
-        ({"keys": {"llama.attention.head_count_kv": 6}}, "head_count_kv is 6; need what blk.0.attn_k.weight holds: 16"),
+        ({"keys": {"llama.attention.head_count": 12}}, "head_count_kv is 2; need the rows of blk.0.attn_k.weight, 16"),
+        (
+            {"keys": {"llama.attention.head_count_kv": 6}},
+            "head_count_kv is 6; need the rows of blk.0.attn_k.weight, 16",
+        ),
         ({"keys": {"llama.rope.dimension_count": 2**30}}, "rope.dimension_count is 1073741824; need an even number"),
         ({"keys": {"general.type": "\n"}}, "is of type '\\n'; need a model"),
         ({"keys": {"llama.rope.freq_base": -1.0}}, "rope.freq_base is -1.0; need a positive number"),
@@ -225,7 +228,7 @@ def rewritten(
         ({"drop": ("token_embd.weight",)}, "the tensor token_embd.weight [vocabulary, width] is missing"),
         (
             {"blk.0.attn_qq.weight": np.zeros((48, 48), np.float32)},
-            "unsupported tensor blk.0.attn_qq.weight for the architecture llama; the nearest that is known is "
+            "unsupported tensor blk.0.attn_qq.weight for the architecture llama; the nearest known one is "
             "blk.0.attn_q.weight",
         ),
         ({"blk.0.attn_q_norm.weight": np.zeros(8, np.float32)}, "unsupported tensor blk.0.attn_q_norm.weight"),
@@ -244,7 +247,10 @@ def test_a_vocabulary_beyond_the_embedding_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path, "llama")
     embedding = np.zeros((299, 48), np.float32)
     model = load(rewritten(source, tmp_path / "changed.gguf", **{"token_embd.weight": embedding}))
-    with pytest.raises(FileError, match=r"tokenizer.ggml.tokens has 300 entries; need at most 299: token_embd.weight"):
+    with pytest.raises(
+        FileError,
+        match=r"tokenizer.ggml.tokens has 300 entries; need at most 299, the number of rows of token_embd.weight",
+    ):
         _ = model.tokenizer
 
 
@@ -271,7 +277,7 @@ def test_a_vocabulary_alone_is_no_model() -> None:
     path = STORIES.parent / "vocab" / "ggml-vocab-llama-spm.gguf"
     if not path.exists():
         pytest.skip(f"{path} is not here")
-    with pytest.raises(FileError, match="holds no tensors, only metadata"):
+    with pytest.raises(FileError, match="contains no tensors, only metadata"):
         load(path)
 
 

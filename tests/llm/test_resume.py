@@ -18,8 +18,8 @@ from gradloom.files import open_gguf, write_gguf
 from gradloom.files.gguf_fields import field
 from gradloom.llm import LoRA, finetune, load
 from gradloom.llm.finetune import Run
-from gradloom.train.checkpoint import Checkpoints
-from gradloom.train.saver import TimeIsUp
+from gradloom.runs.checkpoint import Checkpoints
+from gradloom.runs.saver import TimeIsUp
 from tests import processes
 from tests.llm.random_models import packed, write
 from tests.llm.resumed_finetune import Heard, outcome, same, tuned

@@ -114,7 +114,7 @@ def test_the_plan_counts_them(tmp_path: Path) -> None:
         ({"sample_prompt": "a", "sample_every": "9min"}, SettingError, "sample_every='9min': must be"),
         ({"sample_prompt": "a", "sample_tokens": 0}, SettingError, "sample_tokens=0: must be"),
         ({"sample_prompt": "a", "sample_temperature": -1}, SettingError, "temperature=-1: must be"),
-        ({"sample_prompt": "a", "sample_tokens": 10**6}, DataError, "1000000 to come; the context is"),
+        ({"sample_prompt": "a", "sample_tokens": 10**6}, DataError, "max_tokens=1000000; the context is"),
     ],
 )
 def test_what_cannot_be_sampled(tmp_path: Path, options: dict[str, Any], error: Any, message: str) -> None:

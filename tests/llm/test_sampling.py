@@ -94,7 +94,7 @@ def test_a_token_of_probability_0_is_never_drawn(monkeypatch):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_no_numbers(bad):
-    with pytest.raises(NonFiniteError, match=re.escape("the logits of position 7 hold")):
+    with pytest.raises(NonFiniteError, match=re.escape("the logits of position 7 contain")):
         sample(np.array([0, bad, 1], np.float32), Sampling(), 7)
 
 

@@ -85,7 +85,7 @@ def test_that_of_the_model_is_replaced_and_merge_says_so(tmp_path, chats):
     own = open_gguf(model).metadata[KEY]
     trained(model, chats).save(tmp_path / "a.gguf")
     notes = merge(model, tmp_path / "a.gguf", tmp_path / "merged.gguf").notes
-    assert notes == ["the chat template of the adapter takes the place of the model's own"]
+    assert notes == ["the chat template of the adapter replaces the model's own"]
     assert open_gguf(tmp_path / "merged.gguf").metadata[KEY] == TEMPLATE != own
     finetune(model, str(chats), **QUICK).save(tmp_path / "plain.gguf")
     assert KEY not in open_gguf(tmp_path / "plain.gguf").metadata

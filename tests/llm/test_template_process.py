@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import gc
 import json
-import marshal
 import os
 import pickle
 import signal
@@ -51,7 +50,7 @@ def chat(word):
 
 
 def pid(template):
-    return template._renderer._child.process.pid
+    return template._renderer._process.popen.pid
 
 
 def alive(number):
@@ -191,22 +190,21 @@ def test_large_chats_in_both_directions():
 LONG = "{% set many = [0] * 9999 %}{{ ([many + [1]] * 10**6).count(many + [2]) }}"  # one instruction of Python
 
 
-@pytest.mark.parametrize(("cost", "starts"), [(LOOPS, 1), (LONG, 2)])
-def test_a_chat_that_ends_the_process_amid_others(limits, monkeypatch, cost, starts):
-    """Answers are written together: those of the chats before it may be lost with it, and it alone is at fault. A chat
-    at which the process is known to be is not rendered again."""
+@pytest.mark.parametrize("cost", [LOOPS, LONG])
+def test_a_chat_that_ends_the_process_amid_others(limits, monkeypatch, cost):
+    """It alone is at fault, and is not rendered again: every chat before it has been answered."""
     limits(seconds=0.4, silence=60.0)
     made = ChatTemplate("{% if messages[0].content == 'time' %}" + cost + "{% endif %}" + CHATML, chatml())
     words = [*"abcde", "time", *"fgh"]
     started = []
-    start = template_process.Renderer._start
-    monkeypatch.setattr(template_process.Renderer, "_start", lambda self: (started.append(1), start(self))[1])
+    start = template_process._Process.__init__
+    monkeypatch.setattr(template_process._Process, "__init__", lambda self: (started.append(1), start(self))[1])
     for word, parts in zip(words, made.split([(chat(word), None) for word in words]), strict=True):
         if word == "time":
             assert "more than 0.4 s of processor time" in str(parts)
         else:
             assert f"{word}<|im_end|>" in parts[0][0], parts
-    assert len(started) == starts
+    assert len(started) == 1
 
 
 def test_many_answers_are_not_held_at_once():
@@ -230,8 +228,8 @@ def test_odd_characters_come_back_as_they_were(text):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({1, 2}, "what JSON has not .a set."),
-        (b"x", "what JSON has not .a bytes."),
+        ({1, 2}, "what JSON does not have .a set."),
+        (b"x", "what JSON does not have .a bytes."),
         ({(1, 2): 3}, "a content that is an object"),
     ],
 )
@@ -282,20 +280,17 @@ def spoken(monkeypatch, limits, tmp_path, code):
     """What a process is answered with that greets as it should and then does this."""
     script = tmp_path / "spoken.py"
     script.write_text(
-        "import os, signal, struct, sys, time\n"
-        "def say(body, size=None):\n"
-        "    os.write(1, struct.pack('<Q', len(body) if size is None else size) + body)\n"
-        "def tell(text, kind, *cuts):\n"
-        "    say(struct.pack(f'<{1 + len(cuts)}Q', kind, *cuts) + text)\n"
-        "def hear():\n"
-        "    size = struct.unpack('<Q', sys.stdin.buffer.read(8))[0]\n"
-        "    sys.stdin.buffer.read(size)\n"
-        "FAULT, LATER, HERE = 2**64 - 1, 2**64 - 2, 2**64 - 3\n"
-        "tell(b'gradloom renders templates', FAULT)\n"
-        f"hear(); tell(b'', 0); hear()\n{code}\n"
+        "import os, signal, sys, time\n"
+        "def send(line):\n"
+        "    os.write(1, line + b'\\n')\n"
+        "def answer(line, *numbers):\n"
+        "    send(b'[' + line + b',%s,%s]' % (numbers or (b'[]', b'[]')))\n"
+        "receive = sys.stdin.buffer.readline\n"
+        "send(b'[\"gradloom renders templates\"]')\n"
+        f"receive(); answer(b'\"\"'); receive(); receive()\n{code}\n"
     )
     monkeypatch.setattr(template_process, "_SCRIPT", script)
-    limits(seconds=0.1)
+    limits(seconds=0.1, length=1000)
     with pytest.raises(DataError) as caught:
         ChatTemplate(CHATML, chatml()).parts(CHAT)
     return str(caught.value).removeprefix("model.gguf: chat template ")
@@ -304,30 +299,38 @@ def spoken(monkeypatch, limits, tmp_path, code):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("say(b'x', 2**62)", "fails: its process answers with 4611686018427387912 bytes, 12419"),
-        ("say(b'x', 100)", "fails: its process ends with exit code 0"),
-        ("say(b'x')", "fails: its process answers with what is no text"),
-        ("tell(b'x', 2)", "fails: its process answers with what is no text"),
-        ("tell(b'x', 2**63)", "fails: its process answers with what is no text"),
-        ("tell(b'x', 2**64 - 4)", "fails: its process answers with what is no text"),
-        ("tell(b'x', 1, 0)", "fails: its process answers with cuts that are not in the text"),
-        ("tell(b'x', 2, 0, 2)", "fails: its process answers with cuts that are not in the text"),
-        ("tell(b'x', 2, 1, 0)", "fails: its process answers with cuts that are not in the text"),
-        ("tell(b'x', 2, 0, 2**64 - 1)", "fails: its process answers with cuts that are not in the text"),
-        ("tell(b'x', 1 << 32, 1)", "fails: its process answers with origins that are not in the text"),
-        ("tell(b'xy', 2 << 32, 1, 0)", "fails: its process answers with origins that are not in the text"),
-        ("tell(b'', 2, 0); tell(b'', 0)", "fails: its process answers with"),
-        ("tell(b'\\xff', 0)", "fails: its process answers with what is no text"),
-        ("tell(b'', LATER)", "fails: its process does not answer"),
-        ("tell(b'', HERE); os._exit(7)", "fails: its process ends with exit code 7"),
-        ("while True: tell(b'', HERE)", "fails: its process answers with what is no text"),
-        ("tell(b'x', HERE)", "fails: its process answers with what is no text"),
+        ("while True: os.write(1, b'x' * 65536)", "fails: its process answers with more than 42"),
+        ("os.write(1, b'[\"x\"')", "fails: its process ends with exit code 0"),
+        ("send(b'')", "fails: its process answers with something other than a text"),
+        ("send(b'x')", "fails: its process answers with something other than a text"),
+        ("send(b'{\"x\": 1}')", "fails: its process answers with something other than a text"),
+        ("send(b'[[\"x\",[],[]]]')", "fails: its process answers with something other than a text"),
+        ("send(b'[' * 100_000)", "fails: its process answers with something other than a text"),
+        ("send(b'[\"x\",[]]')", "fails: its process answers with something other than a text"),
+        ("send(b'[\"x\",[],[]] ')", "fails: its process answers with something other than a text"),
+        ("answer(b'\"x')", "fails: its process answers with something other than a text"),
+        ("answer(b'\"x\"', b'[[]]', b'[]')", "fails: its process answers with something other than a text"),
+        ("answer(b'\"x\"', b'[0.5,1]', b'[]')", "fails: its process answers with something other than a text"),
+        ("answer(b'\"x\"', b'[-1,1]', b'[]')", "fails: its process answers with something other than a text"),
+        (
+            "answer(b'\"x\"', b'[0,' + b'9' * 5000 + b']', b'[]')",
+            "fails: its process answers with something other than",
+        ),
+        ("answer(b'\"x\"', b'[0]', b'[]')", "fails: its process answers with cuts that are not in the text"),
+        ("answer(b'\"x\"', b'[0,2]', b'[]')", "fails: its process answers with cuts that are not in the text"),
+        ("answer(b'\"x\"', b'[1,0]', b'[]')", "fails: its process answers with cuts that are not in the text"),
+        ("answer(b'\"x\"', b'[0,%d]' % 2**64, b'[]')", "fails: its process answers with cuts that are not in the text"),
+        ("answer(b'\"x\"', b'[]', b'[1]')", "fails: its process answers with origins that are not in the text"),
+        ("answer(b'\"xy\"', b'[]', b'[1,0]')", "fails: its process answers with origins that are not in the text"),
+        ("answer(b'\"xy\"', b'[]', b'[1,1]')", "fails: its process answers with origins that are not in the text"),
+        ("answer(b'\"\\xff\"')", "fails: its process answers with something other than a text"),
+        ("send(b'null')", "fails: its process does not answer"),
         ("os.kill(os.getpid(), 9)", "fails: its process is ended by SIGKILL"),
         ("os._exit(7)", "fails: its process ends with exit code 7"),
         ("os.close(1); time.sleep(99)", "fails: its process closes the pipe"),
         ("time.sleep(99)", "does not come to an end: its process is silent for 1.2 s"),
         ("os.kill(os.getpid(), signal.SIGSTOP)", "does not come to an end: its process is silent for 1.2 s"),
-        ("tell(b'a\\nb\\u001b[0m', FAULT)", "a b"),
+        ("send(rb'[\"a\\nb\\u001b[0m\"]')", "a b"),
     ],
 )
 @pytest.mark.usefixtures("nothing_left")
@@ -480,11 +483,11 @@ from tests.llm.chats import CHAT, CHATML, chatml
 from tests.llm.test_template_process import ASKED, chat
 
 def work(made):
-    return made.render(CHAT), made._renderer._child.process.pid
+    return made.render(CHAT), made._renderer._process.popen.pid
 
 if __name__ == "__main__":
     made = ChatTemplate(ASKED, chatml())
-    print(made._renderer._child.process.pid, flush=True)
+    print(made._renderer._process.popen.pid, flush=True)
     if sys.argv[1] == "busy":
         made.render(chat("time"))
     elif sys.argv[1] == "idle":
@@ -493,7 +496,7 @@ if __name__ == "__main__":
         with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
             found = pool.map(work, [made] * 4)
         assert len({text for text, _ in found}) == 1
-        assert made._renderer._child.process.pid not in {number for _, number in found}
+        assert made._renderer._process.popen.pid not in {number for _, number in found}
         assert made.render(CHAT) == found[0][0]
         print("fine", *{number for _, number in found})
 """
@@ -552,11 +555,8 @@ def test_memory_where_the_system_does_not_bound_it(tmp_path):
         "{% set ns = namespace(x=[]) %}{% for a in range(99999) %}{% set ns.x = ns.x + ['y' * 2**20 ~ a] %}{% endfor %}"
     )
     request = {"source": source, "now": "2026-01-01T00:00:00", "tokens": {}, "ends": [], "control": [], "seconds": 20}
-    frames = b""
-    for body in (request, [(marshal.dumps(([], None, False)), 20, 100)]):
-        data = marshal.dumps(body)
-        frames += len(data).to_bytes(8, "little") + data
+    lines = b"".join(json.dumps(value).encode() + b"\n" for value in (request, [(20, 100)], ([], None, False)))
     command = [sys.executable, "-I", "-S", "-c", code, folder, str(1 << 28), *packages]
     # By way of a shell: a child of this process would begin with this process' own peak of memory (Linux: exec).
-    done = subprocess.run(["sh", "-c", '"$@"; exit $?', "sh", *command], input=frames, capture_output=True, timeout=60)
+    done = subprocess.run(["sh", "-c", '"$@"; exit $?', "sh", *command], input=lines, capture_output=True, timeout=60)
     assert done.returncode == template_process.NO_MEMORY, done.stderr

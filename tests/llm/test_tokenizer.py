@@ -217,7 +217,7 @@ def test_streaming_never_shows_half_a_character():
     [
         ({"tokenizer.ggml.model": "bert"}, "m.gguf: tokenizer.ggml.model is 'bert'; need 'llama'"),
         ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model is missing"),
-        ({"tokenizer.ggml.pre": "kimi-k2"}, "tokenizer.ggml.pre is 'kimi-k2', a way to split text that is not known"),
+        ({"tokenizer.ggml.pre": "kimi-k2"}, "tokenizer.ggml.pre is 'kimi-k2', which is not supported"),
         ({"tokenizer.ggml.tokens": []}, "tokenizer.ggml.tokens is missing or empty"),
         ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges is missing"),
         ({"tokenizer.ggml.token_type": [1, 1]}, "tokenizer.ggml.token_type has 2 entries; need 259"),
@@ -235,7 +235,7 @@ def test_texts_and_ids_that_cannot_be():
     tokenizer = Tokenizer(byte_bpe())
     with pytest.raises(DataError, match=r"character 1 of the text is U\+D800, half of a pair"):
         tokenizer.encode("a\ud800")
-    with pytest.raises(DataError, match="bytes is no text"):
+    with pytest.raises(DataError, match="bytes is not a text"):
         tokenizer.encode(b"a")
     for bad in (259, -1):
         with pytest.raises(DataError, match=rf"token id {bad} is not in the vocabulary; need 0\.\.258"):

@@ -265,7 +265,7 @@ def test_what_is_refused():
         (
             lambda: nn.Linear(3, 2, activation="rely"),
             gl.SettingError,
-            "activation: 'rely' is not known; need one of relu",
+            "activation: 'rely' is not known; must be one of relu",
         ),
         (lambda: nn.Conv2d(1, 0, 3), gl.ShapeError, "Conv2d: channels_out=0"),
         (lambda: nn.Dropout(1.0), gl.SettingError, r"Dropout: rate=1\.0: must be"),

@@ -110,7 +110,10 @@ def test_yarn_frequencies_are_those_of_hugging_face() -> None:
     [
         ({"dims": 7}, "rope_frequencies: 7 dims; need an even number >= 2"),
         ({"dims": 8, "base": 0.0}, "rope_frequencies: base 0.0, factor 1.0; need numbers > 0"),
-        ({"dims": 8, "scaling": "su"}, "rope_frequencies: scaling 'su'; need one of none, linear, ntk, llama3, yarn"),
+        (
+            {"dims": 8, "scaling": "su"},
+            "rope_frequencies: scaling 'su'; must be one of none, linear, ntk, llama3, yarn",
+        ),
         (
             {"dims": 8, "scaling": "llama3", "factor": 2.0},
             "rope_frequencies: context None; llama3 needs the length first trained for",

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gradloom as gl
+from gradloom import ops
 from gradloom.base.dtypes import bf16, f16, f32
 from gradloom.base.dtypes import dtype as dtype_of
 from gradloom.base.errors import GradientError
@@ -229,3 +231,13 @@ def test_check_gradients_accepts_it_and_finds_half_of_it(case):
         half = add(mul(loss, 0.5), mul(detach(loss), 0.5))  # its value, and half of its gradient
         with pytest.raises(GradientError, match="tried"):
             check_gradients(half, feeds, parameters=wrt, entries=1)
+
+
+@pytest.mark.parametrize("size", [3e-4, 1e-5, 1e-7])
+@pytest.mark.parametrize("function", [ops.log, ops.sqrt, lambda x: 1.0 / x])
+def test_gradients_at_small_entries_are_resolved(size, function):
+    p = gl.parameter(np.array([size, 1.0]), name="p")
+    assert gl.check_gradients(ops.sum(function(p))) < 1e-5
+    half = 0.5 * ops.sum(function(p)) + 0.5 * ops.sum(function(ops.detach(p)))
+    with pytest.raises(gl.GradientError, match="p at"):
+        gl.check_gradients(half)

@@ -318,7 +318,8 @@ def test_misuse_is_named():
     ):
         optimizer.step(grads)
     with pytest.raises(
-        gl.GradientError, match="accumulate: gradients without a weight, then with one; need one of both"
+        gl.GradientError,
+        match="accumulate: gradients without a weight, then with one; all until the step must be alike",
     ):
         optimizer.accumulate(grads, 3)
     optimizer.zero_grad()

@@ -148,7 +148,7 @@ def test_muon_steps_each_matrix_of_a_stack(shape, more):
 
 
 def test_muon_trains_the_matrices_of_a_table():
-    from gradloom.train.perceptron import optimizer_for
+    from gradloom.tables.perceptron import optimizer_for
 
     ends = []
     for lr in (0.02, 0.5):
@@ -193,3 +193,20 @@ def test_muon_names_an_array_that_is_no_stack():
     w = gl.parameter(np.ones((2, 3, 3)), name="kernel")
     with pytest.raises(gl.SettingError, match="kernel"):
         gl.Trainer(lambda x: x * gl.ops.sum(w), "sum", Muon()).step([X[:2]])
+
+
+@pytest.mark.parametrize("sizes", [(2, 8), (8, 2)])
+def test_muon_scales_the_layer_of_a_member_as_the_same_linear_layer(sizes):
+    n_in, n_out = sizes
+    x, y = np.float32(np.random.default_rng(0).standard_normal((16, n_in))), np.zeros((16, n_out), np.float32)
+    alone, one = nn.Linear(n_in, n_out), nn.Ensemble(nn.MemberLinear(1, n_in, n_out), average="outputs")
+    alone.init(0)
+    one.init(0)
+    member = next(layer for layer in one.modules() if isinstance(layer, nn.MemberLinear))
+    member.weight.assign(alone.weight.numpy().T[None])
+    member.bias.assign(alone.bias.numpy()[None, None])
+    before = alone.weight.numpy()
+    for net in (alone, one):
+        gl.fit(net, (x, y), loss="mse", optimizer=with_adamw(lr=0.1), batch_size=16, progress=False)
+    step, of_member = alone.weight.numpy() - before, member.weight.numpy()[0].T - before
+    np.testing.assert_allclose(of_member, step, rtol=2e-4, atol=2e-6)

@@ -153,7 +153,7 @@ momentum = functools.partial(gl.optim.SGD, momentum=0.9)
 @pytest.mark.parametrize(
     ("kind", "of", "other", "into", "message"),
     [
-        (momentum, [P], gl.optim.Adam, [P], "the state is of SGD, this optimiser is Adam; need one of the same kind"),
+        (momentum, [P], gl.optim.Adam, [P], "the state is of SGD, this optimiser is Adam; the kinds must be equal"),
         (gl.optim.Adam, [P], momentum, [P], "the state is of Adam, this optimiser is SGD"),
         (gl.optim.Adam, [P], gl.optim.AdamW, [P], "the state is of Adam, this optimiser is AdamW"),
         (gl.optim.SGD, [P], momentum, [P], "the state is of SGD that keeps no moments, this one keeps m"),
@@ -211,7 +211,7 @@ def test_a_state_without_what_it_is_of():
     only_m = {k: v for k, v in state.items() if not k.startswith("v.")}
     with pytest.raises(gl.GraphError, match="load: m.0 without v.0: Adam keeps m, v of each parameter; need the state"):
         gl.optim.Adam(parameters(P, Q)).load_state_dict(only_m)
-    with pytest.raises(gl.GraphError, match=r"load: optimizer is int8\[3\] that says no kind"):
+    with pytest.raises(gl.GraphError, match=r"load: optimizer is int8\[3\] without kind"):
         gl.optim.Adam(parameters(P, Q)).load_state_dict(state | {"optimizer": np.zeros(3, np.int8)})
 
 

@@ -150,10 +150,10 @@ def test_a_new_backend_names_the_bad_node_as_the_cpu_does(counts: Counts) -> Non
 
 def test_absent_backends_explain_themselves(counts: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
     y = ops.exp(gl.input("x", (3,)))
-    with pytest.raises(gl.BackendError, match="backend: 'tpu' is not known; need one of cpu, numpy, null, counted"):
+    with pytest.raises(gl.BackendError, match="backend: 'tpu' is not known; must be one of cpu, numpy, null, counted"):
         gl.compile(y, backend="tpu")
     for name in ("cpu", "null"):
-        with pytest.raises(gl.BackendError, match="isa: 'neon' cannot run here; need one of"):
+        with pytest.raises(gl.BackendError, match="isa: 'neon' cannot run here; must be one of"):
             gl.compile(y, backend=name, isa="neon")
     monkeypatch.setattr(Counted, "missing", "counted: its driver is not installed; pip install counted")
     with pytest.raises(gl.BackendError, match="its driver is not installed"):

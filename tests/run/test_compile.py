@@ -231,9 +231,9 @@ def test_what_cannot_be_compiled() -> None:
         (
             lambda: gl.compile(x, backend="tpu"),
             gl.BackendError,
-            "backend: 'tpu' is not known; need one of cpu, numpy, null",
+            "backend: 'tpu' is not known; must be one of cpu, numpy, null",
         ),
-        (lambda: gl.compile(x, isa="sse9"), gl.BackendError, "isa: 'sse9' cannot run here; need one of "),
+        (lambda: gl.compile(x, isa="sse9"), gl.BackendError, "isa: 'sse9' cannot run here; must be one of "),
         (lambda: gl.compile(x, threads=0), gl.SettingError, "threads=0: must be"),
         (lambda: gl.compile(x, threads=True), gl.SettingError, "threads=True: must be"),
         (lambda: gl.compile(x, threads=1.5), gl.SettingError, "threads=1.5: must be"),

@@ -143,14 +143,14 @@ def test_what_they_remember_is_part_of_the_state_of_the_run():
     stop, remembers = EarlyStopping(patience=9, restore_best=True), Remembers()
     run = loop(remembers, on_epoch=stop)
     states = []
-    tell = run.callbacks.tell
+    tell = run.callbacks.notify
 
     def told(event, what):
         tell(event, what)
         if event == "on_epoch":
             states.append(run.trainer.train_state.collect("callbacks"))
 
-    run.callbacks.tell = told
+    run.callbacks.notify = told
     run.run()
     state = states[-1]
     assert state["callbacks.0.best"] == min(h.val.loss for h in run.history)
@@ -159,7 +159,7 @@ def test_what_they_remember_is_part_of_the_state_of_the_run():
     assert state["callbacks.1.seen"] == 11
     again = loop(Remembers(), on_epoch=EarlyStopping(patience=9, restore_best=True))
     again.callbacks.load_state({name.removeprefix("callbacks."): value for name, value in state.items()})
-    again.callbacks.tell("begin", again)  # which would forget
+    again.callbacks.notify("begin", again)  # which would forget
     assert again.trainer.train_state.collect("callbacks").keys() == state.keys()
     mine, other = list(again.callbacks)
     assert (mine.best, mine.best_epoch) == (state["callbacks.0.best"], state["callbacks.0.best_epoch"])
@@ -206,6 +206,28 @@ def test_early_stopping_on_any_number():
         fit(net(), val_split=0.2, callbacks=[EarlyStopping(monitor="val_acuracy")])
     with refused("mode", "most", need="min, max or auto"):
         EarlyStopping(mode="most")
+
+
+@pytest.mark.parametrize("where", ["callbacks", "on_epoch"])
+def test_a_monitor_that_is_not_measured_is_refused_before_anything_is_trained(where, tmp_path):
+    metrics = {"mae": lambda outputs, labels: gl.ops.sum(outputs, 1)}
+    clean = {"val": {"clean": (X, Y)}}
+    known = ["loss", "accuracy_unc", "clean.loss", "clean.accuracy", "clean.mae", "val_mae"]
+    for name in known:
+        fit(net(), epochs=1, metrics=metrics, **clean, **{where: EarlyStopping(monitor=name, patience=9)})
+    for name, options in [
+        ("val_f1", {"val_split": 0.2}), ("val_loss", {}), ("mae", {"metrics": metrics, **clean}),
+        ("val.loss", {"val_split": 0.2}), ("val_accuracy", {"val_split": 0.2, "loss": "mse"}), ("dirty.loss", clean),
+    ]:  # fmt: skip
+        model, heard = net(), Heard()
+        labels = np.eye(3, dtype=np.float32)[Y] if options.get("loss") == "mse" else Y
+        before = model.state_dict()
+        with pytest.raises(gl.SettingError, match=f"monitor='{name}' is not measured"):
+            stop = EarlyStopping(monitor=name)
+            fit(model, (X, labels), callbacks=[heard, *[stop] * (where == "callbacks")],
+                on_epoch=stop if where == "on_epoch" else None, run=tmp_path / "run", **options)  # fmt: skip
+        assert all(one[0] == "begin" for one in heard.seen) and not list(tmp_path.glob("run/*"))
+        assert all(np.array_equal(before[key], value) for key, value in model.state_dict().items())
 
 
 def test_early_stopping_watches_what_it_is_told_to():

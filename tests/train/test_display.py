@@ -51,7 +51,11 @@ def epoch(number, train, val=None):
 def loop(steps, total, *callbacks, lr=0.00123):
     state = SimpleNamespace(rates=lambda step, epoch: {"lr": lr}, steps=steps, epoch=0)
     return SimpleNamespace(
-        steps=steps, steps_total=total, trainer=SimpleNamespace(optimizer_state=state), callbacks=callbacks
+        steps=steps,
+        steps_total=total,
+        trainer=SimpleNamespace(optimizer_state=state),
+        callbacks=callbacks,
+        rows_left=1,
     )
 
 
@@ -74,11 +78,12 @@ def test_a_line_per_epoch_where_there_is_no_terminal(clock):
     stream, run = io.StringIO(), loop(0, 30)
     with Display(3, stream) as display:
         display.begin(run)
-        display.rows(at(True, 10, 100, result(1.0)), 5)
+        display.start()
+        display.on_progress(at(True, 10, 100, result(1.0)))
         run.steps, clock[0] = 10, 102.0
-        display.epoch(epoch(1, result(0.5, 0.75, 100), result(0.6, 0.7, 10)))
+        display.on_pass(epoch(1, result(0.5, 0.75, 100), result(0.6, 0.7, 10)))
         run.steps, clock[0] = 20, 104.0
-        display.epoch(epoch(2, result(0.25, rows=100)))
+        display.on_pass(epoch(2, result(0.25, rows=100)))
     assert stream.getvalue().splitlines() == [
         "epoch 1/3  loss 0.5  accuracy 0.7500  val loss 0.6  val accuracy 0.7000  200 rows/s  1.23 GB  lr 0.00123  "
         "4.0 s left",
@@ -91,10 +96,11 @@ def test_at_most_a_line_a_second_and_always_the_last(clock, stops):
     stream, run = io.StringIO(), loop(0, 1000)
     with Display(1000, stream) as display:
         display.begin(run)
+        display.start()
         for number in range(1, 978 if stops else 1001):
             clock[0] += 0.01
             run.steps = number
-            display.epoch(epoch(number, result(0.5)))
+            display.on_pass(epoch(number, result(0.5)))
     told = [int(line.split("/")[0].removeprefix("epoch ")) for line in stream.getvalue().splitlines()]
     assert told[0] == 1 and told[-1] == (977 if stops else 1000)
     assert len(told) in (10, 11, 12) and min(b - a for a, b in pairwise(told[:-1])) >= 99
@@ -104,24 +110,25 @@ def test_a_line_now_and_then_for_a_run_of_steps(clock):
     stream, run = io.StringIO(), loop(0, 20)
     steps = result(1.25)
     with StepDisplay(20, 2, 50, stream) as display:
-        display.rows(at(False, 1, 9), 0)
+        display.begin(run)
+        display.on_progress(at(False, 1, 9))
         clock[0] += 11
-        display.rows(at(False, 5, 9), 0)
+        display.on_progress(at(False, 5, 9))
         before = gl.train.Result()
         before.add(10, np.array([1.875, 2.125]), np.ones(2))
-        display.before(before)
-        display.begin(run)
+        display.on_before(before)
+        display.start()
         for seconds, rows, done in ((4, 8, 2), (8, 24, 6), (0, 28, 7)):
             clock[0] += seconds
             run.steps = done
-            display.rows(at(True, rows, 40, steps, seconds=12.0), done)
+            display.on_progress(at(True, rows, 40, steps, seconds=12.0))
         clock[0] += 12
-        display.epoch(epoch(1, steps))
+        display.on_pass(epoch(1, steps))
         run.steps = 12
-        display.rows(at(True, 4, 40, steps), 12)
+        display.on_progress(at(True, 4, 40, steps))
         clock[0] += 11
         run.steps = 20
-        display.rows(at(True, 40, 40, steps), 20)  # the last one is told by the epoch's line
+        display.on_progress(at(True, 40, 40, steps))  # the last one is told by the epoch's line
     assert stream.getvalue().splitlines() == [
         "validation 5/9 rows",
         "before training: validation loss 2.0000 +- 0.12",
@@ -136,8 +143,9 @@ def test_no_escape_codes_on_a_terminal_without_them(width, monkeypatch):
     stream, run = Terminal(), loop(0, 2)
     with Display(2, stream) as display:
         display.begin(run)
+        display.start()
         run.steps = 1
-        display.epoch(epoch(1, result(0.5)))
+        display.on_pass(epoch(1, result(0.5)))
     assert "\x1b" not in stream.getvalue() and stream.getvalue().startswith("epoch 1/2  loss 0.5  ")
 
 
@@ -152,10 +160,11 @@ def test_the_live_display_of_epochs_is_whole_at_any_width(clock, width, columns)
     stream, run = Terminal(), loop(0, 100_000, stop)
     with Display(1000, stream) as display:
         display.begin(run)
+        display.start()
         clock[0], run.steps = 1100.0, 9_900
-        display.epoch(epoch(99, result(0.0564, 0.9871), result(0.0812, 0.9712)))
+        display.on_pass(epoch(99, result(0.0564, 0.9871), result(0.0812, 0.9712)))
         clock[0], run.steps = 1110.0, 10_000
-        display.rows(at(True, 30_000, 60_000, result(0.0561, 0.9881), seconds=0.5), run.steps)
+        display.on_progress(at(True, 30_000, 60_000, result(0.0561, 0.9881), seconds=0.5))
     lines = screen(stream.getvalue(), columns)
     parts = [
         "epoch 100/1000", BAR, "2:31:30 left", "60 k rows/s", "1.23 GB", "lr 0.00123", "loss 0.0561", "accuracy 0.9881",
@@ -175,12 +184,13 @@ def test_several_validation_sets_are_shown_whole(clock, width, columns):
     stream, run = Terminal(), loop(0, 100_000)
     with Display(1000, stream) as display:
         display.begin(run)
+        display.start()
         clock[0], run.steps = 1100.0, 9_950
-        display.rows(at(True, 30_000, 60_000, result(0.0561, 0.9881), seconds=0.5), run.steps)
+        display.on_progress(at(True, 30_000, 60_000, result(0.0561, 0.9881), seconds=0.5))
         clock[0] += 1
-        display.evaluation(evaluation)
+        display.on_evaluation(evaluation)
         clock[0] += 1
-        display.epoch(gl.EpochResult(100, result(0.0564), evaluation.val, 1.0, evaluations=(evaluation,)))
+        display.on_pass(gl.EpochResult(100, result(0.0564), evaluation.val, 1.0, evaluations=(evaluation,)))
     shown = "\n".join(screen(stream.getvalue(), columns))
     for part in (
         "val loss 0.0812", "val accuracy 0.9712", "noisy loss 0.4", "noisy accuracy 0.5000",
@@ -194,15 +204,16 @@ def test_the_live_display_of_steps_is_whole_at_any_width(clock, width, columns):
     width(columns)
     stream, run = Terminal(), loop(0, 100_000)
     with StepDisplay(100_000, 12, 512, stream) as display:
-        display.rows(at(False, 37, 100), 0)
-        display.before(result(2.0))
         display.begin(run)
+        display.on_progress(at(False, 37, 100))
+        display.on_before(result(2.0))
+        display.start()
         clock[0], run.steps = 5100.0, 50_000
-        display.rows(at(True, 40_000, 80_000, result(1.23456), seconds=2000.0), run.steps)
+        display.on_progress(at(True, 40_000, 80_000, result(1.23456), seconds=2000.0))
         clock[0] += 1
-        display.epoch(epoch(6, result(1.5), result(1.75)))
+        display.on_pass(epoch(6, result(1.5), result(1.75)))
         clock[0] += 1
-        display.rows(at(False, 41, 100), run.steps)
+        display.on_progress(at(False, 41, 100))
     lines = screen(stream.getvalue(), columns)
     shown = "\n".join(lines)
     assert lines[0] == "before training: validation loss 2.0000 +- 0"
@@ -219,10 +230,11 @@ def test_a_refresh_comes_at_most_ten_times_a_second(clock, width):
     stream, run = Terminal(), loop(0, 1000)
     with Display(1, stream) as display:
         display.begin(run)
+        display.start()
         for step in range(1000):
             clock[0] += 0.001
             run.steps = step + 1
-            display.rows(at(True, step + 1, 1000, result(1.0)), run.steps)
+            display.on_progress(at(True, step + 1, 1000, result(1.0)))
         assert stream.getvalue().count("left") < 15
 
 
@@ -255,6 +267,7 @@ def test_what_is_printed_to_a_file_does_not_go_to_the_terminal(width, capsys):
     stream = Terminal()
     with Display(1, stream) as display:
         display.begin(loop(0, 1))
+        display.start()
         print("a result")
     assert capsys.readouterr().out == "a result\n" and "a result" not in stream.getvalue()
 
@@ -283,10 +296,11 @@ def test_a_long_upload_is_shown(clock, width):
     width(80)
     for stream in (Terminal(), io.StringIO()):
         with Display(3, stream) as display:
+            display.begin(loop(0, 3))
             for done in (1 << 28, 3 << 28, 1 << 30):
                 clock[0] += 6
                 display._uploading("gpu", done, 1 << 30)
-            display.rows(at(True, 10, 100, result(0.5)), 1)
+            display.on_progress(at(True, 10, 100, result(0.5)))
         text = stream.getvalue()
         assert text.count("uploading to gpu: 768.00 MiB of 1.00 GiB") == 1
         assert ("uploading to gpu: 256.00 MiB of 1.00 GiB" in text) is stream.isatty()

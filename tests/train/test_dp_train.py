@@ -559,7 +559,7 @@ def test_a_number_that_is_not_finite_leaves_the_weights_before() -> None:
     with pytest.raises(gl.NonFiniteError) as raised:
         train(samples, make_model=make)
     assert str(raised.value) == (
-        "training stopped at step 2: x of the sample is not finite at [2, 1], in replica 1, sample 3; "
+        "training stopped at step 2 (epoch 1): x of the sample is not finite at [2, 1], in replica 1, sample 3; "
         "the weights before this step are kept; a smaller learning rate or scaled inputs may help"
     )
     after = train(samples, make_model=lambda: gl.nn.Sequential(gl.nn.BatchNorm(4), net()), iterations=1)
@@ -567,10 +567,10 @@ def test_a_number_that_is_not_finite_leaves_the_weights_before() -> None:
         for (n, a), b in zip(model.state_dict().items(), after.model.state_dict().values(), strict=True):
             assert np.array_equal(a, b), n
     with pytest.raises(
-        gl.NonFiniteError, match=r"step 1: .*produced a number that is not finite.*replica 0, sample 0;"
+        gl.NonFiniteError, match=r"step 1 \(epoch 1\): .*produced a number that is not finite.*replica 0, sample 0;"
     ):
         train(blobs([4] * 4), loss_fn=lambda out, y: ops.mean(ops.log(out * 0.0 - 1.0)))
-    with pytest.raises(gl.NonFiniteError, match="step 1: the squared norm of the gradients overflows f32"):
+    with pytest.raises(gl.NonFiniteError, match=r"step 1 \(epoch 1\): the squared norm of the gradients overflows f32"):
         train(blobs([4] * 4), loss_fn=lambda out, y: ops.mean(out) * 1e38)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 import gradloom as gl
 from gradloom.parallel import threads
-from gradloom.step.state import difference
+from gradloom.runs.events import Subscriber
+from gradloom.runs.state import difference
 from gradloom.train import Callback, EarlyStopping, Metric, StopTraining
 from tests.train import small_models
 from tests.train.small_models import Interrupt, net, same, saved_steps
@@ -134,8 +135,8 @@ def test_more_epochs_after_an_evaluation_of_the_last_one_alone(tmp_path):
     assert more == whole and measured == [False, True, True, True, False, True, False, True]
     run("stop", 3, EarlyStopping(patience=9))
     message = (
-        r"cannot be resumed: EarlyStopping\(.*\) has heard the evaluation of epoch 3, which was made because the run "
-        r"ended there \(one every 2 epochs\); need its length as it was \(15 steps\), or --overwrite "
+        r"cannot be resumed: EarlyStopping\(.*\) has received the evaluation of epoch 3, which was made because "
+        r"the run ended there \(one every 2 epochs\); requires its length as it was \(15 steps\), or --overwrite "
         r"\(overwrite=True\) to start anew"
     )
     with pytest.raises(gl.TrainError, match=message):
@@ -221,9 +222,15 @@ def loop(**options):
 @pytest.mark.parametrize("step", [1, 3, 6, 7, 9, 14, 25])
 def test_a_resume_makes_each_evaluation_once(step):
     """Also where the state was taken between a step and the evaluation that follows it."""
-    whole, states = loop(), {}
-    whole.ends.append(1)
-    whole.between_steps.append(lambda: states.update({whole.steps: whole.trainer.train_state.collect()}))
+    states = {}
+
+    class Saves(Subscriber):
+        ends = (1,)
+
+        def on_segment(self):
+            states[whole.steps] = whole.trainer.train_state.collect()
+
+    whole = loop(subscribers=[Saves()])
     whole.run()
     other = loop()
     options = {"batch_size": 6, "micro_batch_size": 3, "measures": whole.history[-1].train.measures}

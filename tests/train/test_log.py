@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.train import Log, log_files, read_metrics
+from gradloom.runs import log_files
+from gradloom.train import Log, read_metrics
 from tests.processes import environment
 from tests.refused import refused
 from tests.train.split_training import on_ranks
@@ -163,7 +164,7 @@ class Failing:
 def test_a_full_disk_is_said_once_and_the_training_goes_on(tmp_path, monkeypatch, capfd):
     monkeypatch.delenv("GRADLOOM_DEBUG", raising=False)  # which writes to stderr, too
     disk = Failing()
-    monkeypatch.setattr("gradloom.train.log_files.os.write", disk)
+    monkeypatch.setattr("gradloom.runs.log_files.os.write", disk)
 
     def at(result):
         disk.full = result.epoch in (2, 3)

@@ -125,13 +125,13 @@ def test_a_long_compilation_brings_no_line(tmp_path, monkeypatch):
     fit(tmp_path / "whole", Hours(), log_every="10s")
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "cut", Hours(5), log_every="10s")
-    identity = importlib.import_module("gradloom.train.saver").identity_of
+    identity = importlib.import_module("gradloom.train.loop").identity_of
 
     def slow(loop):
         now[0] += 1000.0
         return identity(loop)
 
-    monkeypatch.setattr("gradloom.train.saver.identity_of", slow)
+    monkeypatch.setattr("gradloom.train.loop.identity_of", slow)
     fit(tmp_path / "cut", Hours(), resume=True, log_every="10s")
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole") == [3, 6, 9, 12, 15, 18]
 

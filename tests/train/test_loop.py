@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.step.state import difference
+from gradloom.runs.events import Subscriber
+from gradloom.runs.state import difference
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((50, 4)).astype(np.float32), RNG.integers(0, 3, 50)
@@ -136,11 +137,28 @@ def outcome(run):
     return {name: v for name, v in run.trainer.train_state.collect().items() if not name.startswith("time.")}
 
 
+class Segments(Subscriber):
+    """Ends segments at these steps, and calls a function with the loop after each."""
+
+    def __init__(self, ends, call=lambda loop: None):
+        self._ends, self.call = ends, call
+
+    @property
+    def ends(self):
+        return self._ends
+
+    def begin(self, loop):
+        self.loop = loop
+
+    def on_segment(self):
+        self.call(self.loop)
+
+
 @pytest.mark.parametrize("ends", [[1], [2], [3, 5], [7], [100]])
 def test_segments_change_no_bit(ends):
-    whole, cut, seen = dropping_loop(), dropping_loop(), []
-    cut.ends.extend(ends)
-    cut.between_steps.append(lambda: seen.append((cut.steps, cut.trainer.local.in_window)))
+    seen = []
+    segments = Segments(ends, lambda loop: seen.append((loop.steps, loop.trainer.driver.in_window)))
+    whole, cut = dropping_loop(), dropping_loop(subscribers=[segments])
     whole.run()
     cut.run()
     assert difference(outcome(whole), outcome(cut)) is None
@@ -150,9 +168,7 @@ def test_segments_change_no_bit(ends):
 
 def test_segments_are_told_as_one_pass():
     at = []
-    run = dropping_loop(on_train_batch=at.append)
-    run.ends.append(2)
-    run.run()
+    dropping_loop(on_train_batch=at.append, subscribers=[Segments([2])]).run()
     first = [each for each in at if each.rows_total == 41][:14]
     assert [each.rows for each in first] == [*range(3, 40, 3), 41] and first[-1].seconds >= first[0].seconds
     assert at[-1].rows == at[-1].rows_total == 24
@@ -161,9 +177,9 @@ def test_segments_are_told_as_one_pass():
 @pytest.mark.parametrize("step", [1, 6, 7, 8, 14, 20, 25])
 def test_a_loop_goes_on_where_its_state_was_taken(step):
     """Inside a pass, after its last step, and after the last step of all: the same weights, history, predictions."""
-    whole, states = dropping_loop(validates_first=True), {}
-    whole.ends.append(1)
-    whole.between_steps.append(lambda: states.update({whole.steps: whole.trainer.train_state.collect()}))
+    states = {}
+    saves = Segments([1], lambda loop: states.update({loop.steps: loop.trainer.train_state.collect()}))
+    whole = dropping_loop(validates_first=True, subscribers=[saves])
     whole.run()
     other = dropping_loop(validates_first=True)
     source = other.trainer.source(other.data)

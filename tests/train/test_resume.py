@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.train.checkpoint import Checkpoints
+from gradloom.runs.checkpoint import Checkpoints
 from tests import processes
 from tests.parallel import mpi
 from tests.parallel.mpi import needs_mpi

@@ -238,7 +238,7 @@ def test_what_load_would_refuse_is_not_saved(tmp_path, suffix):
 def test_a_model_is_saved_only_as_load_takes_it(tmp_path):
     x = np.random.default_rng(0).standard_normal((40, 2))
     table = gl.data.read_table(_csv(tmp_path / "t.csv", x), target="y")
-    model = gl.train.model.Model(gl.nn.Linear(2, 1), table.preprocess)
+    model = gl.train.Model(gl.nn.Linear(2, 1), table.preprocess)
     file = tmp_path / "m.safetensors"
     gl.save(model, file)
     before = file.read_bytes()

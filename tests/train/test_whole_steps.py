@@ -8,7 +8,7 @@ import pytest
 import gradloom as gl
 from gradloom import nn
 from gradloom.parallel.replicas import threads as thread_ranks
-from gradloom.step.state import difference
+from gradloom.runs.state import difference
 from gradloom.train import Result, StopTraining
 from tests.refused import refused
 
@@ -117,7 +117,7 @@ def by_hand(bad, accumulate, batch=12):
     micro = batch // accumulate
     for number in range(48 // batch):
         if number in bad:
-            made.local.skipped += 1  # the random step
+            made.driver.skipped += 1  # the random step
             continue
         for at in range(number * batch, (number + 1) * batch, micro):
             result = made.step(X[at : at + micro], Y[at : at + micro])
@@ -135,7 +135,7 @@ def test_a_batch_that_is_not_finite_is_skipped(bad, accumulate):
     gl.epoch(made, gl.data.Dataset(x, Y), result, batch_size=12)
     expected, losses = by_hand(bad, accumulate)
     expected.epoch = 1
-    assert (made.steps, result.skipped, made.local.skipped) == (4 - len(bad), len(bad), len(bad))
+    assert (made.steps, result.skipped, made.driver.skipped) == (4 - len(bad), len(bad), len(bad))
     assert (result.ndata, result.batches) == (12 * (4 - len(bad)), len(losses))
     assert f"{len(bad)} skipped" in repr(result)
     one, other = (

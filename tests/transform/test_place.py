@@ -109,7 +109,7 @@ def test_a_node_runs_where_it_is_said_to_and_others_follow_their_inputs() -> Non
     assert copied(made) == [("exp", "cpu", "gpu")]
 
 
-def test_said_devices_outlive_the_passes() -> None:
+def test_assigned_devices_outlive_the_passes() -> None:
     """Fusion, merging and the gradient keep them."""
     x, w, b = gl.input("x", (4, 3)), gl.parameter(np.ones((3, 2))), gl.parameter(np.ones(2))
     with on_device("cpu"):
@@ -218,11 +218,11 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     x = gl.input("x", (4, 3))
     with on_device("gpu:1"):
         y = ops.exp(x)
-    with pytest.raises(gl.SettingError, match=r"devices: exp .* is said to run on 'gpu:1'; need one of 'gpu', 'cpu'"):
+    with pytest.raises(gl.SettingError, match=r"devices: exp .* is assigned to 'gpu:1'; must be one of 'gpu', 'cpu'"):
         placed([y])
     w = gl.parameter(np.ones(3), "w")
     w.stored.device = "gpu:1"
-    with pytest.raises(gl.SettingError, match="devices: parameter w .* is said to lie on 'gpu:1'"):
+    with pytest.raises(gl.SettingError, match="devices: parameter w .* is assigned to 'gpu:1'"):
         placed([x * w])
 
 
@@ -382,9 +382,7 @@ def test_two_updates_of_an_array_on_two_devices_are_refused() -> None:
     a, b = gl.parameter(np.zeros(3), "a"), gl.parameter(np.zeros(3), "b")
     a.stored.device, b.stored.device = "cpu", "gpu"
     first = ops.sgd(0.1, 0.9, 0.0, 1.0, a, gl.input("x", (3,)), b)
-    with pytest.raises(
-        gl.GraphError, match="updates a, which is said to lie on 'cpu', and b on 'gpu'; need one device"
-    ):
+    with pytest.raises(gl.GraphError, match="updates a, which is assigned to 'cpu', and b on 'gpu'; need one device"):
         placed([], first)
 
 

@@ -1,1 +1,1 @@
-"""dtypes, errors, settings: what everything else stands on."""
+"""dtypes, errors, settings: the foundation of all other packages."""

@@ -29,7 +29,7 @@ def _aligned(make: Callable[..., np.ndarray], shape: tuple[int, ...], kind: np.d
 
 
 def address_of(array: np.ndarray) -> int:
-    """Where a C-contiguous array lies; array.ctypes.data takes three times as long."""
+    """The address of a C-contiguous array; array.ctypes.data takes three times as long."""
     if array.flags.writeable and array.size and array.dtype.kind in "fiu":
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     return array.ctypes.data

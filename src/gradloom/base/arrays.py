@@ -36,7 +36,7 @@ def as_array(name: str, data: Any) -> np.ndarray:
 
 
 def uneven(data: Any) -> str:
-    """What of nested lists makes no array: the first entry whose shape differs from that of entry 0."""
+    """The reason why nested lists form no array: the first entry whose shape differs from that of entry 0."""
     with contextlib.suppress(TypeError, ValueError):
         shapes = [_shape(entry) for entry in data]
         at = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
@@ -90,7 +90,7 @@ def need_collected(name: str, data: object) -> None:
 
 
 def not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """What is wrong with the first array that holds NaN or infinite numbers; None when all numbers are finite."""
+    """Describes the first array that holds NaN or infinite numbers; None when all numbers are finite."""
     for name, array in arrays.items():
         bad = 0 if array.dtype.kind in "biu" else array.size - int(np.isfinite(array).sum())
         if bad:

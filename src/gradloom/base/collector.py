@@ -1,7 +1,7 @@
 """Python's collector of reference cycles, paused while graphs are built and planned.
 
 A node and its values refer to each other, so each collection visits all nodes of the graph that grows, and frees next
-to nothing: a third of the time that 10 000 instructions take. Most of what a long pause leaves is a graph and its plan,
+to nothing: a third of the time that 10 000 instructions take. A long pause leaves mostly a graph and its plan,
 which stay: it joins the oldest generation unvisited, instead of being visited once in each generation.
 """
 
@@ -40,9 +40,9 @@ def paused() -> Iterator[None]:
 
 
 def _join_oldest(made: int) -> None:
-    """Move all young objects, so many, to the oldest generation. Python does not count them there, so this does."""
+    """Move all young objects to the oldest generation and count them: Python does not count them there."""
     global _unvisited
-    if gc.get_freeze_count():  # what the caller has frozen must stay so
+    if gc.get_freeze_count():  # objects that the caller froze must stay frozen
         gc.collect(1)
         return
     gc.freeze()

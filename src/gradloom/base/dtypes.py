@@ -34,7 +34,7 @@ class DType:
         return self.block > 1
 
     def bytes_of(self, elements: int) -> int:
-        """Bytes of so many elements; part of a block counts as a whole one."""
+        """Bytes of `count` elements; a partial block counts as a whole one."""
         return -(-elements // self.block) * self.bytes
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ class DType:
 
 
 class Shaped:
-    """What has a shape and a dtype."""
+    """An object with a shape and a dtype."""
 
     __slots__ = ()
     shape: tuple[int, ...]
@@ -108,5 +108,5 @@ def dtype(what: str | DType | np.dtype | type) -> DType:
     except (TypeError, ValueError):
         known = None
     if known is None:
-        raise DTypeError(f"dtype: {what!r} is not known; need one of {', '.join(_BY_NAME)}")
+        raise DTypeError(f"dtype: {what!r} is not known; must be one of {', '.join(_BY_NAME)}")
     return known

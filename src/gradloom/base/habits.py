@@ -45,7 +45,7 @@ def _name_hint(name: str, module: Any) -> str:
 
 
 def _elsewhere(name: str) -> str | None:
-    """An instruction that names what a loaded module has under this name, but for case and underscores."""
+    """A hint that names the attribute of a loaded module with this name, ignoring case and underscores."""
     plain = _plain(name)
     for path, shown in _MODULES.items():
         for known in _public(sys.modules.get(path)):
@@ -93,7 +93,7 @@ def _attribute_error(text: str, hint: str, name: str) -> AttributeError:
 
 
 class AttributeHints:
-    """A class whose missing attributes are reported with what to use instead."""
+    """A class whose missing attributes are reported together with the replacement."""
 
     __slots__ = ()
 
@@ -109,7 +109,7 @@ class AttributeHints:
 
 
 def keyword_hint(who: str, name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """The end of a message about a keyword that `who` does not take: what to write instead, else a similar name, else
+    """The end of a message about a keyword that `who` does not take: the replacement, else a similar name, else
     `otherwise`."""
     from .habit_names import KEYWORDS
 
@@ -146,7 +146,7 @@ def value_hint(what: str, value: object, known: Iterable[str]) -> str:
 
 
 def check_keywords(function: Callable[..., Any], given: Iterable[str], name: str = "") -> None:
-    """TypeError, with what to write instead, for the first keyword that the function does not take."""
+    """TypeError, with the replacement, for the first keyword that the function does not take."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
@@ -157,7 +157,7 @@ def check_keywords(function: Callable[..., Any], given: Iterable[str], name: str
 
 
 def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """TypeError, with what to write instead, for a call that does not fit the function's arguments."""
+    """TypeError, with the replacement, for a call that does not match the function's arguments."""
     from .habit_names import KEYWORDS
 
     check_keywords(function, kwargs)
@@ -215,7 +215,7 @@ class KeywordHints:
 
 def option_hint(option: str, options: Iterable[str], arguments: Iterable[str]) -> str:
     """The end of a message about an option that a command does not have. options: its own, such as "--lr"; arguments:
-    the names of what it takes without one, such as "model"."""
+    the names of its positional arguments, such as "model"."""
     from .habit_names import OPTIONS
 
     options, name = list(options), option.lstrip("-").lower()

@@ -14,10 +14,10 @@ from types import FrameType
 from typing import Any
 
 Handlers = dict[int, Any]  # of signals by their numbers
-SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}  # what each is called
+SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}  # the name of each
 if hasattr(signal, "SIGHUP"):
     SIGNALS[signal.SIGHUP] = "SIGHUP"
-heard: KeyboardInterrupt | None = None  # what the last signal raised
+last_interrupt: KeyboardInterrupt | None = None  # raised by the last signal
 SAME_SECONDS = 1.0  # signals that come so soon after one another ask for the same thing
 
 
@@ -38,9 +38,9 @@ class StopTraining(Exception):
 
 def interrupt(number: int) -> KeyboardInterrupt:
     """The exception that a signal raises."""
-    global heard
-    heard = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
-    return heard
+    global last_interrupt
+    last_interrupt = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
+    return last_interrupt
 
 
 def number_of(stop: BaseException | None) -> int:
@@ -53,7 +53,7 @@ class Raising:
 
     def __init__(self) -> None:
         self._heard = -SAME_SECONDS
-        self.last: KeyboardInterrupt | None = None  # what it raised; somebody may have caught it or made another of it
+        self.last: KeyboardInterrupt | None = None  # the exception raised last; a caller may have caught or replaced it
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -82,7 +82,7 @@ def restore(old: Handlers) -> None:
 
 
 class Held:
-    """A handler that holds a signal back until `check`: what is half done is completed before. A second signal raises
+    """A handler that defers a signal until `check`, so that a step in progress completes first. A second signal raises
     at once; the exception then has the attribute `at_once`."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Held:
             raise raised_at_once(number)
 
     def check(self) -> None:
-        """Raise what was held back."""
+        """Raise the deferred signal."""
         asked, self._asked = self._asked, None
         if asked is not None:
             raise asked
@@ -122,19 +122,19 @@ def held_back() -> Iterator[Held]:
 
 @contextlib.contextmanager
 def postponed() -> Iterator[Callable[[], bool]]:
-    """Inside, in the main thread, the handlers of signals wait until the end; the function tells whether one does.
+    """Inside, in the main thread, signal handlers are deferred to the end; the function returns whether one is pending.
 
     For work in Python that must be counted before anything is raised.
     """
-    heard: list[tuple[int, FrameType | None]] = []
+    pending: list[tuple[int, FrameType | None]] = []
     old: Handlers = {}
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             if callable(signal.getsignal(number)):
-                old[number] = signal.signal(number, lambda n, frame: heard.append((n, frame)))
+                old[number] = signal.signal(number, lambda n, frame: pending.append((n, frame)))
     try:
-        yield lambda: bool(heard)
+        yield lambda: bool(pending)
     finally:
         restore(old)
-    for number, frame in heard:
+    for number, frame in pending:
         old[number](number, frame)

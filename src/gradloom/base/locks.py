@@ -1,4 +1,4 @@
-"""The locks of this process, and what a forked child makes of them.
+"""The locks of this process, and their state in a forked child.
 
 building   whoever records eager ops, draws parameters, calls code of the user's that builds a graph for a replica,
            or imports a part of the package (gl.fit, gl.nn, ...)
@@ -57,7 +57,7 @@ class Claim:
     thread is using it. It may be claimed again by the thread that has it."""
 
     def __init__(self, what: str, need: str) -> None:
-        """what: the object, for the message. need: what the user should do instead."""
+        """what: the object, for the message. need: the remedy, for the message."""
         self.what, self.need = what, need
         self._holder: dict[str, tuple[int, int]] = {}  # "by": (process, thread); setdefault is one atomic step
         self._depth = 0

@@ -1,5 +1,5 @@
 """The memory that this process may use: of the machine, of the control groups that hold it, or of its own limits
-(RLIMIT_AS, RLIMIT_DATA); and what it takes."""
+(RLIMIT_AS, RLIMIT_DATA); and the memory that it uses."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ _BYTES = re.compile(r"(\d{1,30})(\.\d{1,30})? ?(?:B|([KMGT])(i?B)?)?", re.IGNORE
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory: of the machine or of the limit that this process lives under, and what of it is free."""
+    """Bytes of memory: of the machine or of the limit of this process: total and free."""
 
     total: int
     available: int
 
 
 def memory(root: str = "/") -> Memory | None:
-    """What this process may use: the least of the machine, its control groups and its own limits; None where the system
+    """Memory available to this process: the least of the machine, its control groups and its own limits; None where the
+    system
     does not report it (root: where proc and sys are, for tests)."""
     base = Path(root)
-    said = {}
+    fields = {}
     with contextlib.suppress(OSError, ValueError):
         for line in (base / "proc/meminfo").read_text().splitlines():
             name, _, rest = line.partition(":")
-            said[name] = int(rest.split()[0]) * 1024
-    if "MemTotal" not in said:
+            fields[name] = int(rest.split()[0]) * 1024
+    if "MemTotal" not in fields:
         return None
-    total = said["MemTotal"]
-    available = said.get("MemAvailable", said.get("MemFree", total))
+    total = fields["MemTotal"]
+    available = fields.get("MemAvailable", fields.get("MemFree", total))
     for limit, used in (*_group_limits(base), *((one.limit, one.used) for one in _process_limits(base))):
         total = min(total, limit)
         available = min(available, max(limit - used, 0))
@@ -52,7 +53,7 @@ def need_memory(
 ) -> None:
     """The error when fewer than `need` bytes are available: "what, N are available; hint".
 
-    available: as it was measured earlier; now, when not given. Nothing is raised where the system does not say.
+    available: as it was measured earlier; now, when not given. Nothing is raised where the system does not report it.
     """
     if available is None:
         there = memory()
@@ -87,7 +88,7 @@ def as_bytes(name: str, given: int | str, place: str = "") -> int:
 
 
 def resident() -> int:
-    """The bytes that this process holds in memory now; where the system does not say, the most so far."""
+    """The bytes that this process holds in memory now; where the system does not report it, the peak so far."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -106,7 +107,7 @@ def resident_peak() -> int:
 
 def trim() -> None:
     """Give freed memory back to the system, where the C library can: what reading a text or a tokenizer took for a
-    moment would otherwise stay beside what a run needs."""
+    moment would otherwise add to the memory of a run."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -178,7 +179,7 @@ def _group_limits(base: Path) -> Iterator[tuple[int, int]]:
             else:
                 continue
             parts = Path(path.lstrip("/")).parts
-            for depth in range(len(parts), -1, -1):  # the limits of the groups above hold, too
+            for depth in range(len(parts), -1, -1):  # the limits of parent groups apply as well
                 with contextlib.suppress(OSError, ValueError):
                     folder = top.joinpath(*parts[:depth])
                     limit = int((folder / names[0]).read_text())  # "max": no limit

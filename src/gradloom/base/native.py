@@ -8,7 +8,7 @@ PACKAGE = "gradloom"
 
 
 def not_built() -> ImportError:
-    """What to do where a source tree is imported in place of the installed package."""
+    """The error, with the remedy, for a source tree that is imported in place of the installed package."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return ImportError(
         f"gradloom: the native core is not built in {folder}; install it with `pip install .` in the project folder, "

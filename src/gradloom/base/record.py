@@ -1,4 +1,4 @@
-"""Plain records: values by name, in dicts of one level. They describe what must be equal in two runs."""
+"""Plain records: values by name, in dicts of one level. They describe the properties that two runs must share."""
 
 from __future__ import annotations
 

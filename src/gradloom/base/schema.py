@@ -100,7 +100,7 @@ def one_of(*values: object) -> Schema:
 
 
 def optional(schema: Schema) -> Schema:
-    """None, or what the schema takes."""
+    """None, or a value that the schema accepts."""
 
     def check(value: Any, name: str) -> None:
         if value is not None:
@@ -130,7 +130,7 @@ def anything(value: Any, name: str) -> None:
 
 
 def items(schema: Schema, count: int | None = None, kinds: tuple[type, ...] = (list,)) -> Schema:
-    """A list (or another of these kinds) of such values; of so many, where a count is given."""
+    """A list (or another of these kinds) of such values, of length `count` where it is given."""
 
     def check(value: Any, name: str) -> None:
         if type(value) not in kinds or (count is not None and len(value) != count):

@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 def in_one_line(text: str, most: int | None = None) -> str:
-    """printable, with escapes in place of tabs and line feeds, too. most: characters of the text that stay."""
+    """printable, with tabs and line feeds escaped as well. most: the largest number of characters that is kept."""
     if most is not None and len(text) > most:
         text = f"{text[: most - 3]}..."
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
@@ -31,7 +31,7 @@ def shown_on(stream: Any, text: str) -> str:
 
 
 def is_terminal(stream: Any) -> bool:
-    """False for a stream that is closed or missing, too."""
+    """Whether the stream is a terminal; False for a closed or missing stream."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):
@@ -44,5 +44,5 @@ def controls(stream: Any) -> Any:
 
 
 def to_stderr(what: object) -> None:
-    """Print a text, or what an object shows as one, on stderr."""
+    """Print a text, or the `str` of an object, to stderr."""
     print(shown_on(sys.stderr, str(what)), file=sys.stderr, flush=True)

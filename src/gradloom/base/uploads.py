@@ -16,7 +16,7 @@ _listener: ContextVar[Listener | None] = ContextVar("gradloom_uploads", default=
 
 @contextlib.contextmanager
 def shown_by(listener: Listener) -> Iterator[None]:
-    """Inside, in this thread, the listener is told of long uploads; of several the innermost."""
+    """Inside, in this thread, the listener is notified of long uploads; the innermost of several listeners."""
     token = _listener.set(listener)
     try:
         yield
@@ -32,12 +32,12 @@ class Upload:
         self._listener = _listener.get() if total > LONG else None
 
     def add(self, bytes: int) -> None:
-        """So many more are there."""
+        """Count bytes as uploaded."""
         self.done += bytes
         if self._listener is not None:
             self._listener(self.where, self.done, self.total)
 
 
-def told(where: str, done: int, total: int) -> str:
+def progress_text(where: str, done: int, total: int) -> str:
     """The line of an upload."""
     return f"uploading to {where}: {show_bytes(done)} of {show_bytes(total)}"

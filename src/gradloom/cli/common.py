@@ -18,35 +18,23 @@ import typer
 
 from ..base import interrupts
 from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
+from ..base.finetune_options import FinetuneOutput, PlacingOptions
 from ..base.terminal import shown_on, to_stderr
+from ..base.training_options import DeviceOptions, RankOptions
+from .setting import flag_of
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
 
-PARALLEL = typer.Option(help="mpi: split each batch over the processes that mpiexec started, all on the same data.")
-Parallel = Annotated[str | None, PARALLEL]
-EXCHANGE = typer.Option(help="ordered: the same bits for any number of processes; or fast. [default: ordered]")
-Exchange = Annotated[str | None, EXCHANGE]
+Parallel = Annotated[str | None, flag_of(RankOptions, "parallel")]
+Exchange = Annotated[str | None, flag_of(RankOptions, "exchange")]
 # Options of many commands
-THREADS = typer.Option("--threads", help="[default: the machine's cores]")
-Threads = Annotated[int | None, THREADS]
-PRECISION = typer.Option("--precision", help="f32, or bf16: what products read is rounded to bf16. [default: f32]")
-Precision = Annotated[str | None, PRECISION]
-DEVICE = typer.Option("--device", help="cpu, gpu, or gpu:1 for the second adapter. [default: cpu]")
-Device = Annotated[str | None, DEVICE]
-GPU_LAYERS = typer.Option(
-    "--gpu-layers",
-    metavar="N|auto",
-    help="So many of the last blocks run on the GPU, the others on the CPU; auto: as many as fit into --gpu-memory;"
-    " with --device cpu none.",
-)
-GpuLayers = Annotated[str | None, GPU_LAYERS]
-GPU_MEMORY = typer.Option(
-    "--gpu-memory",
-    help="What --gpu-layers may take of the GPU's memory: bytes, or 4G or 4GiB (of 1024), 4GB (of 1000); K, M, G, T.",
-)
-GpuMemory = Annotated[str | None, GPU_MEMORY]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
+Threads = Annotated[int | None, flag_of(DeviceOptions, "threads")]
+Precision = Annotated[str | None, flag_of(DeviceOptions, "precision")]
+Device = Annotated[str | None, flag_of(DeviceOptions, "device")]
+GpuLayers = Annotated[str | None, flag_of(PlacingOptions, "gpu_layers")]
+GpuMemory = Annotated[str | None, flag_of(PlacingOptions, "gpu_memory")]
+Json = Annotated[bool, flag_of(FinetuneOutput, "json")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no report on stderr: warnings and errors alone.")]
 OF_PYTHON = {"tensors": "targets", "train_on_all": "loss_on"}  # settings that have other names in Python
 _quiet = False  # this process is one that says nothing
@@ -176,10 +164,8 @@ def with_value(flag: str, value: Any) -> str:
     """An option as the command line writes it: "--lr 3", or "--json" for a boolean."""
     if isinstance(value, bool):
         return flag
-    words = [
-        one if isinstance(one, str) else f"{one:g}" if isinstance(one, float) else one_line(one)
-        for one in (value if isinstance(value, list) else [value])
-    ]
+    values = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else [value]
+    words = [one if isinstance(one, str) else f"{one:g}" if isinstance(one, float) else one_line(one) for one in values]
     return f"{flag} {' '.join(words):.80}".rstrip()
 
 
@@ -261,7 +247,7 @@ def heed_signals() -> None:
 
 def unheard_exit_code(code: int) -> int:
     """The code of a command whose stdout takes no more, as of a terminal that was closed, or that of the signal."""
-    return code if interrupts.heard is None else exit_code(interrupts.heard)
+    return code if interrupts.last_interrupt is None else exit_code(interrupts.last_interrupt)
 
 
 def late_exit_code(code: int) -> int:
@@ -278,7 +264,7 @@ def signals(lasting: bool) -> Iterator[None]:
     """
     global _handler
     _late.clear()
-    interrupts.heard = None
+    interrupts.last_interrupt = None
     _handler = interrupts.Raising()
     old: interrupts.Handlers = {}
     if threading.current_thread() is threading.main_thread():  # elsewhere no signal arrives

@@ -1,16 +1,12 @@
-"""The settings of a command, declared once: a dataclass whose fields are the flags, the keys of a settings file (TOML)
-and what is saved with a run.
+"""The settings of a command: flags, keys of a settings file (TOML), and what is saved with a run. They are derived from
+records of options (`command_settings`).
 
-    class Fit:                                                                         $ gradloom fit --epochs 3
-        epochs: Annotated[Whole | None, typer.Option(help="...")] = None               epochs = 3      # FILE.toml
-
-A flag goes before the file, the file before the default.
+A flag takes precedence over the file, the file over the default.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get
 import typer
 
 from ..base.errors import FileError, GradloomError, SettingError
+from ..base.options import Place
 from .common import OF_PYTHON, join, with_value
-from .setting import Place, Setting, checked, settings_of, shown
+from .setting import Setting, checked, settings_of, shown
 from .settings_file import read, register
 
 if TYPE_CHECKING:
@@ -110,7 +107,7 @@ def command(kind: type[S], run: Callable[[Asked[S]], int], name: str, runs: type
         str | None, typer.Option(help="A settings file (TOML) whose keys are these names, as batch_size.")
     ]
     annotations: dict[str, Any] = {
-        s.name: Annotated[_plain(s), _parameter(s)] for s in settings_of(kind).values() if s.parameter
+        s.name: Annotated[_plain(s), s.parameter] for s in settings_of(kind).values() if s.parameter
     }
     annotations["config"] = config
     parameters = [
@@ -136,18 +133,6 @@ def _plain(setting: Setting) -> Any:
     if get_origin(kind) is list:
         return list[str] | None
     return kind | None
-
-
-def _parameter(setting: Setting) -> Any:
-    """typer's, with the default in its help."""
-    made = copy.copy(setting.parameter)
-    if (
-        setting.default is not None
-        and setting.default is not ...
-        and not isinstance(setting.default, (bool, list, dict))
-    ):
-        made.help = f"{made.help} [default: {setting.default}]"
-    return made
 
 
 def asked(kind: type[S], flags: Mapping[str, Any], file: str | None) -> Asked[S]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..base.errors import NonFiniteError, SettingError
+from ..base.finetune_options import DATA_HELP
 from ..base.memory import resident_peak
 from ..base.settings import PRECISIONS
 from .common import (
@@ -29,7 +30,6 @@ from .common import (
     warn,
 )
 from .language import (
-    DATA_HELP,
     AsChat,
     CompletionKey,
     Lora,

@@ -7,9 +7,8 @@ import math
 import os
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..base.memory import resident_peak, show_bytes
 from .common import (
@@ -31,7 +30,7 @@ from .common import (
 from .config import Asked, command
 from .finetune_settings import FinetuneSettings, inputs_of, reading, resumed, run_beside, settle, trained, training
 from .run_settings import shown_layers
-from .saved_settings import SETTINGS, Inputs, digest, saved, share_digests
+from .saved_settings import Inputs, digest, saved
 
 if TYPE_CHECKING:
     from ..llm.finetune import Run
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
 
 
-def run(asked: Asked[FinetuneSettings]) -> int:
+def run(asked: Asked[Any]) -> int:
     """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
 
     What trains and how much memory it needs is said before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
@@ -59,7 +58,7 @@ finetune = command(FinetuneSettings, run, "finetune")
 
 
 def _prepare(
-    use: FinetuneSettings, ranks: Communicator | None, inputs: Inputs, claimed: contextlib.ExitStack
+    use: Any, ranks: Communicator | None, inputs: Inputs, claimed: contextlib.ExitStack
 ) -> tuple[Run, MemoryPlan]:
     """Everything up to the first step: read, planned, announced; what cannot be is refused. The place to write is
     claimed until `claimed` is closed."""
@@ -69,6 +68,7 @@ def _prepare(
     from ..llm.lora import files_of_adapter
     from ..llm.model import load
     from ..parallel.agree import agreed, is_root
+    from .fit_watch import RunInputs
 
     options = reading(use)
     with agreed(ranks):
@@ -79,10 +79,13 @@ def _prepare(
             claimed.enter_context(claim(use.out, is_folder, names))
         loaded = load(use.model)
         given = trained(use, loaded, alpha=use.alpha, rslora=use.rslora)
-    run = Run(loaded, use.data, given, data_options=options, **training(use, ranks))
+        test = data_files(use.data).test  # measured at the end
+    compared = {} if test is None else {"test rows": lambda: [digest(test)]}
+    run: Run
+    recorded = RunInputs(inputs, lambda: _settings(run, use, inputs), compared)
+    run = Run(loaded, use.data, given, data_options=options, callbacks=[recorded], **training(use, ranks))
     if run.saver is not None and run.saver.folder is not None:
         claimed.push(run.saver)  # where it does not come to the training
-        run.saver.folder.files[SETTINGS] = partial(_settings, run, use, inputs)
     say(f"{use.model}: {loaded.config}")
     for report in run.data.reports:
         say(str(report))
@@ -96,18 +99,16 @@ def _prepare(
     columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)
     with agreed(ranks):
         planned.check()
-        share_digests(run.loop, inputs)
-        if (test := data_files(use.data).test) is not None:  # measured at the end
-            run.loop.contents["test rows"] = lambda: [digest(test)]
+        inputs.digests()
     return run, planned
 
 
-def _check_place(use: FinetuneSettings, *inputs: str) -> None:
+def _check_place(use: Any, *inputs: str) -> None:
     """That what is trained can be written there and replaces none of the inputs, before it is trained."""
     from ..base.errors import SettingError
     from ..files import check_target, refuse_input
     from ..llm.lora import files_of_adapter
-    from ..train.run_files import OWN
+    from ..runs.files import OWN
 
     path = Path(use.out)
     if path.suffix != ".gguf" and (path.suffix or use.method == "full"):
@@ -139,7 +140,7 @@ def _announce(run: Run, device: str | None) -> None:
         say(f"on {device}: {backend(device, switches()).available()[1]}")
 
 
-def _settings(run: Run, use: FinetuneSettings, inputs: Inputs) -> bytes:
+def _settings(run: Run, use: Any, inputs: Inputs) -> bytes:
     """The text of settings.toml: every setting as it was decided."""
     decided = {name: getattr(run, name) for name in ("context", "batch_size", "micro_batch_size")}
     ranks = 1 if run.ranks is None else run.ranks.size
@@ -147,7 +148,7 @@ def _settings(run: Run, use: FinetuneSettings, inputs: Inputs) -> bytes:
     return saved(replace(use, **decided), "finetune", inputs, ranks, **told)
 
 
-def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
+def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
     from ..base.errors import GradloomError, TrainError
     from ..llm.data_files import data_files
     from ..llm.evaluate import evaluate
@@ -241,7 +242,7 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     return 0 if interruption is None else exit_code(interruption)
 
 
-def _tell_nothing(run: Run, use: FinetuneSettings, interrupted: bool) -> None:
+def _tell_nothing(run: Run, use: Any, interrupted: bool) -> None:
     """The JSON object of a run that ended before its first step: nothing is saved."""
     if use.json and not is_quiet():
         print(json_text(run.report | {"data_file": use.data, "out": None, "interrupted": interrupted}))

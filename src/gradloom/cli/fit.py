@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..base.fit_options import FitOptions, Group
+from ..base.options import values_of
+from ..base.training_options import DeviceOptions
 from .common import (
     exit_code,
     going_on,
@@ -30,7 +32,7 @@ from .fit_report import (
     validation_sets,
     write_result,
 )
-from .fit_settings import FitSettings, Group, prepared, rows_of, settle
+from .fit_settings import FitSettings, prepared, settle
 from .saved_settings import SETTINGS, Inputs, beside_run
 from .setting import settings_of
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from ..train.result import EpochResult
 
 
-def run(asked: Asked[FitSettings]) -> int:
+def run(asked: Asked[Any]) -> int:
     """Train a model on a table, arrays or images, and save it.
 
     Text targets and whole-number targets with at most 20 values are classes, other numbers a regression. Where the data
@@ -53,12 +55,11 @@ def run(asked: Asked[FitSettings]) -> int:
 fit = command(FitSettings, run, "fit")
 
 
-def _fit(use: FitSettings, ranks: Communicator | None) -> int:
+def _fit(use: Any, ranks: Communicator | None) -> int:
     from ..base.patterns import matched
     from ..data import read_table
     from ..files import claim, refuse_input
     from ..parallel.agree import agreed, is_root
-    from ..train.perceptron import need_room, network
     from .model import MODEL, RESULT
 
     inputs = Inputs(data=use.data, test=use.test, **{f"val.{name}": file for name, file in (use.val or {}).items()})
@@ -74,24 +75,23 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
                 categorical=use.categorical or (), numeric=use.numeric or (), time=use.time,
                 weight=use.weight_column, test=use.test, missing=use.missing or (), encoding=use.encoding,
             )  # fmt: skip
-            use = settle(use, table, ranks)
-            need_room(table.preprocess, use.hidden, use.ensemble)
-            net = network(table.preprocess, use.hidden, use.dropout, use.ensemble, use.loss)
+            use, recipe = settle(use, table, ranks)
+            net = recipe.network(table.preprocess)
             matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
-            job = Job(use, table, net, ranks, inputs, validation_sets(use, table))
-            job.look_at_columns()
+            job = Job(use, recipe, table, net, ranks, inputs, validation_sets(use, table))
+            job.check_columns()
             inputs.digests()
             heed_signals()
         return _train_and_save(job, path, report)
 
 
 def _train_and_save(job: Job, path: str, report: str) -> int:
-    """Train, write model and result together (nothing before a step was done), then measure the test rows."""
+    """Train, write model and result (only after at least one step), then evaluate the test rows."""
     from ..base.arrays import not_finite
     from ..base.errors import GradloomError, NonFiniteError, TrainError
     from ..files import together
     from ..parallel.agree import is_root
-    from ..train.saving import save
+    from ..tables.saving import save
 
     optimizer = _optimizer(job)
     stop: Exception | KeyboardInterrupt | None = None
@@ -104,7 +104,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
             more["planned_bytes"] = history[-1].planned_bytes
             if (there := job.on_device()) is not None:
                 more["device_bytes"] = there.total
-        except (Exception, KeyboardInterrupt) as error:  # whatever it was, the weights so far are not lost
+        except (Exception, KeyboardInterrupt) as error:  # the weights so far are saved
             stop = error
         seconds = time.perf_counter() - start
         steps = optimizer.state.steps
@@ -147,7 +147,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
             stop, interrupted = error, True
             result["interrupted"] = True
         if is_root(job.ranks):
-            with uninterrupted(), together(job.use.out):  # the model, now with what the test rows measured
+            with uninterrupted(), together(job.use.out):  # the model, now with the scores of the test rows
                 save(job.model(ending, result), path)
                 write_result(report, result)
     if interrupted:
@@ -166,18 +166,14 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
 
 
 def _optimizer(job: Job) -> Any:
-    """With a state of its own, which says how many steps were done, however the training ends."""
-    from ..train.perceptron import optimizer_for
-
-    use = job.use
-    steps = use.epochs * -(-rows_of(use, job.table)[0] // use.batch_size)
-    groups = [_group(group, steps) for group in use.groups or ()]
-    images = job.table.preprocess.kind == "array"
-    return optimizer_for(job.net, use.optimizer, use.lr, steps, groups, images)
+    """The optimiser, whose state counts the steps, also of a training that fails."""
+    recipe, rows = job.recipe, job.table.train.n
+    groups = [_group(group, recipe.steps(rows)) for group in job.use.groups or ()]
+    return recipe.optimizer_for(job.net, job.table.preprocess, rows, groups)
 
 
 def _group(group: Group, steps: int) -> dict[str, Any]:
-    """As gl.optim takes it; its rate falls as that of the others does."""
+    """A group for gl.optim; its rate falls along the same cosine as the others."""
     import gradloom as gl
 
     made = {name: value for name, value in asdict(group).items() if value is not None}
@@ -185,41 +181,17 @@ def _group(group: Group, steps: int) -> dict[str, Any]:
 
 
 def _train(job: Job, optimizer: Any) -> list[EpochResult]:
-    import gradloom as gl
-
     use = job.use
-    return gl.fit(
+    given = values_of(use, FitOptions, DeviceOptions) | {"parallel": job.ranks, "run": use.out}
+    own = vars(job.recipe)
+    return job.recipe.fit(
         job.net,
         job.data,
-        loss=use.loss,
         optimizer=optimizer,
-        epochs=use.epochs,
-        batch_size=use.batch_size,
-        micro_batch_size=use.micro_batch_size,
-        val_split=use.val_split if job.table.val is None else 0.0,
-        folds=use.folds,
-        seed=use.seed,
-        parallel=job.ranks,
-        exchange=use.exchange or "ordered",
         val=job.val or None,
-        eval_every=use.eval_every or "1epoch",
-        eval_rows=use.eval_rows,
         metrics=job.ending[1],
-        max_norm=use.max_norm or math.inf,
-        ema=use.ema,
-        freeze=use.freeze or (),
         class_weight=use.class_weight,
-        on_nonfinite=use.on_nonfinite,
         callbacks=[*job.stopping, job.watch],
         progress=shows_reports(),
-        precision=use.precision,
-        threads=use.threads,
-        device=use.device,
-        run=use.out,
-        log=use.log or (),
-        resume=use.resume,
-        overwrite=use.overwrite,
-        checkpoint_every=use.checkpoint_every,
-        keep=use.keep,
-        stop_after=use.stop_after,
+        **{name: value for name, value in given.items() if value is not None and name not in own},
     )

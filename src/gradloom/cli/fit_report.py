@@ -1,4 +1,4 @@
-"""What gradloom fit says: before it trains, and what came of it."""
+"""The report of gradloom fit: announcement, results, summary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ..data import Dataset, Table
     from ..parallel.communicator import Communicator
     from ..run.backend import DeviceBytes
-    from ..train.model import Model
+    from ..tables.model import Model
+    from ..tables.recipe import Recipe
     from .fit_watch import Watch
 
 
@@ -30,47 +31,48 @@ if TYPE_CHECKING:
 class Job:
     """A fit: its settings, its data, its model."""
 
-    use: FitSettings
+    use: Any
+    recipe: Recipe
     table: Table
     net: Any
     ranks: Communicator | None
     inputs: Inputs
     val: dict[str, Dataset] = field(default_factory=dict)  # validation sets that are files
-    warnings: list[str] = field(default_factory=list)  # what a person should look at
+    warnings: list[str] = field(default_factory=list)  # for the user
 
     @cached_property
     def watch(self) -> Watch:
-        """Knows of the training while it runs."""
+        """The callback that observes the training."""
         from .fit_watch import Watch
 
-        return Watch(self.settings, lambda: announce(self), self.inputs, {"test rows": self.test_arrays}, self.options)
+        contents = {"test rows": self.test_arrays}
+        return Watch(lambda: announce(self), self.inputs, self.settings, contents, self.options)
 
     def options(self) -> dict[str, str]:
-        """What was decided, as text by flag, of all that a run keeps when it goes on."""
-        told = vars(self.use) | {"task": self.table.task, "target": self.table.preprocess.target}
+        """The settings that a resumed run keeps, as text by flag."""
+        values = vars(self.use) | {"task": self.table.task, "target": self.table.preprocess.target}
         known = settings_of(FitSettings).values()
         kept = [one for one in known if one.is_saved and one.name not in MAY_CHANGE and one.flag.startswith("--")]
-        return {one.flag: "none" if told[one.name] in (None, []) else shown(told[one.name]) for one in kept}
+        return {one.flag: "none" if values[one.name] in (None, []) else shown(values[one.name]) for one in kept}
 
     def test_arrays(self) -> list[Any]:
-        """What is measured at the end: rows, labels, and the targets in their units; nothing where there are no test
-        rows."""
+        """Test rows, labels, and targets in their units; empty without test rows."""
         test = self.table.test
         return [] if test is None else [test.data, test.labels, self.table.test_targets]
 
     def on_device(self) -> DeviceBytes | None:
-        """What the training holds on its device, where it computes on one."""
+        """Memory of the training on its device, if it uses one."""
         there: DeviceBytes | None = self.watch.loop.trainer.on_device if self.watch.loop else None
         return there
 
     def settings(self) -> bytes:
         """The text of settings.toml: every setting as it was decided."""
         ranks = 1 if self.ranks is None else self.ranks.size
-        told = {"task": self.table.task, "target": self.table.preprocess.target, "exchange": self.use.exchange}
-        return saved(self.use, "fit", self.inputs, ranks, out=os.path.abspath(self.use.out), **told)
+        chosen = {"task": self.table.task, "target": self.table.preprocess.target, "exchange": self.use.exchange}
+        return saved(self.use, "fit", self.inputs, ranks, out=os.path.abspath(self.use.out), **chosen)
 
-    def look_at_columns(self) -> None:
-        """Note what is odd about the training rows."""
+    def check_columns(self) -> None:
+        """Collect warnings about the training rows."""
         from ..data.column_warnings import column_warnings, imbalance, repeated_rows
 
         if self.use.class_weight is None:
@@ -79,7 +81,7 @@ class Job:
         self.warnings += column_warnings(self.table) + repeated_rows(self.table)
 
     def warn(self, text: str) -> None:
-        """Keep a warning that the results make, and say it."""
+        """Collect and print a warning about the results."""
         from ..parallel.agree import is_root
 
         self.warnings.append(text)
@@ -93,11 +95,8 @@ class Job:
 
     @cached_property
     def ending(self) -> tuple[list[Any], dict[str, Any] | None]:
-        """(what ends the training early, where that is asked for; what it measures for that beside the loss)."""
-        from ..train.stopping import stopping_at
-
-        use, units = self.use, self.table.preprocess.outputs_to_targets
-        return stopping_at(use.metric, use.patience, use.loss, units, use.monitor)
+        """(callbacks of early stopping, their metrics)."""
+        return self.recipe.stopping(self.table.preprocess.outputs_to_targets)
 
     @property
     def stopping(self) -> list[Any]:
@@ -110,9 +109,9 @@ class Job:
         return loop is not None and loop.stopped and not any(each.stopped for each in self.stopping)
 
     def about(self, ending: str) -> dict[str, Any]:
-        """What a model's file tells of its training; the data by their content, so that it names no place."""
+        """Facts about the training for the model file; data by their digest, without paths."""
         data = self.inputs.digests().get("data")
-        told = {"data": data, "seed": self.use.seed, "ending": ending, **_sizes(self.use)}
+        about = {"data": data, "seed": self.use.seed, "ending": ending, **_sizes(self.use)}
         more = {
             "dropout": self.use.dropout,
             "ensemble": self.use.ensemble,
@@ -120,11 +119,11 @@ class Job:
             "rows": self.table.train.n,
             "saved_epoch": self.watch.kept.epoch if self.watch.kept else None,
         }
-        return told | {"optimizer": self.use.optimizer, **more}
+        return about | {"optimizer": self.use.optimizer, **more}
 
     def model(self, ending: str, result: dict[str, Any]) -> Model:
-        """What is saved, with the numbers of this result that do not depend on the machine."""
-        from ..train.model import Model
+        """The model to save, with the numbers of this result that do not depend on the machine."""
+        from ..tables.model import Model
 
         parts = ("train_", "val_", "test_", "baseline_")
         numbers = {name: value for name, value in result.items() if name.startswith(parts) or "." in name}
@@ -137,7 +136,7 @@ class Job:
         return Model(self.net, self.table.preprocess, self.about(ending), metrics, uses)
 
 
-def _sizes(use: FitSettings) -> dict[str, Any]:
+def _sizes(use: Any) -> dict[str, Any]:
     return {
         "hidden": use.hidden, "epochs": use.epochs, "batch_size": use.batch_size,
         "micro_batch_size": use.micro_batch_size, "lr": use.lr, "loss": use.loss, "precision": use.precision,
@@ -145,7 +144,7 @@ def _sizes(use: FitSettings) -> dict[str, Any]:
 
 
 def _for_loss(data: Dataset, job: Job) -> Dataset:
-    """The data set with labels as the loss takes them: mse over classes compares with rows of 0 and 1."""
+    """The data set with labels for the loss: mse over classes requires one-hot rows."""
     import numpy as np
 
     from ..data import Dataset
@@ -158,22 +157,21 @@ def _for_loss(data: Dataset, job: Job) -> Dataset:
     return made
 
 
-def validation_sets(use: FitSettings, table: Table) -> dict[str, Dataset]:
-    """The files of --val, by name, as the model takes them; rows without a target that it knows are left out, and said.
+def validation_sets(use: Any, table: Table) -> dict[str, Dataset]:
+    """The encoded files of --val, by name; rows without a known target are left out, with a note.
 
     DataError for a file without targets."""
-    from ..data.readers import labelled
+    from ..data.table import labelled
 
     sets = {} if table.val is None else {"val": table.val}
     return sets | {name: labelled(path, table)[0] for name, path in (use.val or {}).items()}
 
 
-# ---- what came of it -------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------
 
 
 def measure(job: Job, seconds: float) -> dict[str, Any]:
-    """The numbers of the training: of the pass whose weights the model has (when it was interrupted, as far as it
-    came), time and memory."""
+    """The numbers of the epoch whose weights are saved (or of the part before an interruption), time and memory."""
     use, table, epochs = job.use, job.table, job.watch.epochs
     train_rows, val_rows = rows_of(use, table)
     loop, kept = job.watch.loop, job.watch.kept
@@ -205,8 +203,7 @@ def measure(job: Job, seconds: float) -> dict[str, Any]:
 
 
 def measure_test(job: Job) -> dict[str, Any]:
-    """What the test rows measure in f32, where there are some, beside a baseline; a warning where the model is no
-    better."""
+    """Scores of the test rows in f32, and of a baseline; warns if the model is not better."""
     import gradloom as gl
 
     table = job.table
@@ -222,7 +219,7 @@ def measure_test(job: Job) -> dict[str, Any]:
 
 def class_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
     """Scores of the test rows, of each class, and of the most frequent class for every row."""
-    from ..train import scores
+    from ..tables import scores
 
     table, names = job.table, job.table.preprocess.classes
     assert table.test is not None
@@ -238,18 +235,18 @@ def class_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
     absent = [name for name, of in found["test_classes"].items() if not of["rows"]]
     if absent:
         more = "" if len(absent) < 4 else f" and {len(absent) - 3} more"
-        said = f"no test row is of class {', '.join(map(repr, absent[:3])):.200}{more}: the scores say nothing of it"
-        job.warn(said + "; ROC AUC needs rows of two classes" * math.isnan(found["test_roc_auc"]))
+        text = f"no test row is of class {', '.join(map(repr, absent[:3])):.200}{more}: the scores do not cover it"
+        job.warn(text + "; ROC AUC needs rows of two classes" * math.isnan(found["test_roc_auc"]))
     better, error = scores.gain(predicted != labels, labels != most, weights)
     if not better > error:
-        said = (
+        text = (
             f"accuracy {found['test_accuracy']:.4f} is not better than always {names[most]!r:.60},"
             f" {baseline['accuracy']:.4f} (difference {better:+.4f} +- {error:.4f})"
         )
         if not math.isnan(found["test_roc_auc"]):
             area = f"ROC AUC {found['test_roc_auc']:.4f}"
-            said += f"; balanced accuracy {found['test_balanced_accuracy']:.4f} and {area} say what was learned"
-        job.warn(said)
+            text += f"; balanced accuracy {found['test_balanced_accuracy']:.4f} and {area} show what was learned"
+        job.warn(text)
     return found | scores.prefixed(baseline, "baseline_") | {"baseline": f"always {names[most]!r:.60}"}
 
 
@@ -257,7 +254,7 @@ def number_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
     """Scores of the test rows, and of one number for every row: the mean of the training rows, or in time the last."""
     import numpy as np
 
-    from ..train import scores
+    from ..tables import scores
 
     table, made = job.table, job.table.preprocess
     assert table.test is not None and table.test_targets is not None
@@ -275,7 +272,7 @@ def number_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
     if math.isfinite(found["test_rmse"]) and not better > error:
         job.warn(
             f"rmse {found['test_rmse']:.6g} is not better than that of always {words},"
-            f" {baseline['rmse']:.6g}: the features may not tell the target, or fewer epochs are needed"
+            f" {baseline['rmse']:.6g}: the features may not determine the target, or fewer epochs are needed"
         )
     return found | scores.prefixed(baseline, "baseline_") | {"baseline": f"always {words}"}
 
@@ -295,7 +292,7 @@ def check_losses(job: Job, result: dict[str, Any]) -> None:
 
     import gradloom as gl
 
-    from ..train.model import why_not_finite
+    from ..tables.model import why_not_finite
 
     for name, value in result.items():
         if not name.endswith("loss") or not isinstance(value, float) or math.isfinite(value):
@@ -324,11 +321,11 @@ def write_result(path: str, result: dict[str, Any]) -> None:
         file.write(text.encode())
 
 
-# ---- what a person reads ---------------------------------------------------------------------------------------------
+# ---- text for the terminal -------------------------------------------------------------------------------------------
 
 
 def announce(job: Job) -> None:
-    """What is about to happen, and everything that was decided for the user."""
+    """Print the data, the network and all settings that were chosen."""
     from ..train.display import plural
 
     use, table, made = job.use, job.table, job.table.preprocess
@@ -364,13 +361,13 @@ def announce(job: Job) -> None:
         "class_weight": "classes {}", "patience": "ends after {} evaluations without improvement",
     }  # fmt: skip
     chosen = {name: getattr(use, name) for name in steering}
-    said = [
+    lines = [
         text.format(", ".join(v) if isinstance(v := chosen[n], list) else v)
         for n, text in steering.items()
         if chosen[n]
     ]
-    if said:
-        say(f"  {'; '.join(said)}")
+    if lines:
+        say(f"  {'; '.join(lines)}")
 
 
 _SHOWN = {

@@ -1,46 +1,77 @@
-"""What a fit knows of its training while it runs, also when that is interrupted."""
+"""Callbacks of the commands that train: what they add to a run, and the loop of a fit while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ..runs.events import Contribution
+from ..runs.identity import FILES
 from ..train.callbacks import Callback
 from ..train.history import row_of
 from ..train.result import EpochResult
 from .common import heed_signals
-from .saved_settings import SETTINGS, Inputs, share_digests
+from .saved_settings import SETTINGS, Inputs
+from .settings_file import parse_toml
 
 
-class Watch(Callback):
-    """Hears of the loop of a fit, which tells all that came of it. With ranks, rank 0 alone hears."""
+class RunInputs(Callback, Contribution):
+    """Records the settings and the input files of a command in its run.
 
-    stateless = True
+    settings  returns the text of settings.toml
+    compared  contents that a resumed run must find again, in addition to what it trains and validates on
+    options   returns what was decided, by flag: a resume reports differences by these
+    """
+
+    stateless, steers = True, False
 
     def __init__(
         self,
-        settings: Callable[[], bytes],
-        announce: Callable[[], None],
         inputs: Inputs,
-        contents: Mapping[str, Callable[[], Sequence[Any]]],
-        options: Callable[[], Mapping[str, str]],
+        settings: Callable[[], bytes],
+        compared: Mapping[str, Callable[[], Sequence[Any]]],
+        options: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        self.inputs, self.settings, self.compared, self.options = inputs, settings, compared, options
+
+    def about(self) -> dict[str, Any]:
+        """Options, and digests of the input files. The file of `lora` is left out: a run that is resumed does not read
+        it, and may have replaced it."""
+        digests = {name: digest for name, digest in self.inputs.digests().items() if name != "lora"}
+        return {**self.options(), FILES: digests}
+
+    def contents(self) -> Mapping[str, Callable[[], Sequence[Any]]]:
+        return self.compared
+
+    def files(self) -> dict[str, Callable[[], bytes]]:
+        return {SETTINGS: self.settings}
+
+    def earlier_about(self, folder: Path) -> dict[str, Any]:
+        """Digests of the input files, which settings.toml has, too."""
+        file = folder / SETTINGS
+        about = parse_toml(file).get("run") if file.exists() else None
+        digests = about.get("digests") if isinstance(about, dict) else None
+        return {FILES: digests} if isinstance(digests, dict) else {}
+
+
+class Watch(RunInputs):
+    """Holds the loop of a fit, for the report. With ranks, on rank 0 alone.
+
+    announce  prints what was decided, when all settings are accepted
+    """
+
+    steers = True  # the run identities of earlier versions name it
+
+    def __init__(self, announce: Callable[[], None], *inputs: Any) -> None:
+        super().__init__(*inputs)
         self.loop: Any = None
-        self.announce = announce  # what was decided: said when nothing can be refused any more
-        self.settings = settings  # the text of settings.toml
-        self.inputs = inputs  # the files that were read
-        self.contents = contents  # what a resumed run must find again, beside what it trains and validates on
-        self.options = options  # by flag, what was decided: what differs in a resumed run is told by these
+        self.announce = announce
 
     def begin(self, loop: Any) -> None:
         self.loop = loop
         self.announce()
         heed_signals()
-        loop.contents.update(self.contents)
-        loop.about.update(self.options())
-        share_digests(loop, self.inputs)
-        if loop.saver is not None and loop.saver.folder is not None:
-            loop.saver.folder.files[SETTINGS] = self.settings
 
     @property
     def epochs(self) -> list[EpochResult]:
@@ -53,11 +84,11 @@ class Watch(Callback):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """What the whole passes have measured, by name."""
+        """Results of the whole passes, by name."""
         return [row_of(epoch) for epoch in self.epochs]
 
     @property
     def kept(self) -> EpochResult | None:
-        """What was measured of the weights that the model has now."""
+        """The result of the weights that the model has now."""
         kept: EpochResult | None = None if self.loop is None else self.loop.kept
         return kept

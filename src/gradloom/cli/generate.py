@@ -64,7 +64,7 @@ def generate(
     from ..llm.sampling import Sampling
 
     if template is not None and not chat:
-        raise SettingError(f"--chat-template {chat_template} belongs to --chat; need both, or none of them")
+        raise SettingError("{chat_template} requires {chat}", chat_template=chat_template, chat=...)
     how = Sampling(temperature, top_k, top_p, seed)
     loaded = load(model)
     adapter = None if lora is None else load_adapter(loaded, lora)

@@ -127,9 +127,9 @@ def _adapter(file: GGUF, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _supported(architecture: str) -> bool:
-    from ..llm.model import FAMILIES
+    from ..llm import families
 
-    return architecture in FAMILIES
+    return architecture in families.names()
 
 
 def _value(metadata: Mapping[str, Any], key: str) -> Any:

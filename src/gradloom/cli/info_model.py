@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..train.model import Model
+    from ..tables.model import Model
 
 
 def is_saved_model(file: str) -> bool:
@@ -20,7 +20,7 @@ def describe_model(file: str) -> tuple[dict[str, Any], list[tuple[str, str]], st
     FileError for a file that gl.load does not open."""
     from ..files import load_metadata
     from ..nn.description import described
-    from ..train.model import MODEL, Model, read_model
+    from ..tables.model import MODEL, Model, read_model
 
     read = read_model(file)
     path = os.path.join(file, MODEL) if os.path.isdir(file) else file

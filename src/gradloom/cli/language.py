@@ -6,47 +6,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..base.finetune_options import DataOptions
+from .setting import flag_of
+
 if TYPE_CHECKING:
     from ..llm.lora import LoRA, TrainedTensors
     from ..llm.model import Model
 
-DATA_HELP = (
-    "A .txt, a .jsonl or .json of text, prompt and completion, or messages, or a folder with train, valid, test.jsonl."
-)
 # Options of the data, as parameters of a command
-TextKey = Annotated[str | None, typer.Option("--text-key", help="Key of a text in .jsonl. [default: text]")]
-PromptKey = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt-key",
-        help="Key of the prompt in .jsonl; several, as a,b, are joined. [default: prompt; or instruction,input]",
-    ),
-]
-CompletionKey = Annotated[
-    str | None,
-    typer.Option("--completion-key", help="Key of the completion in .jsonl. [default: completion; or output]"),
-]
-MessagesKey = Annotated[
-    str | None,
-    typer.Option("--messages-key", help="Key of the messages in .jsonl. [default: messages or conversations]"),
-]
-LOSS_ON = typer.Option(
-    "--loss-on",
-    help="assistant: completions and the assistant's turns count; all: every token. [default: assistant; of texts all]",
-)
-LossOn = Annotated[str | None, LOSS_ON]
-AsChat = Annotated[
-    bool, typer.Option("--as-chat", help="Prompt and completion as question and answer, put by the chat template.")
-]
-TEMPLATE = typer.Option("--chat-template", help="A jinja2 file, in place of the model's own chat template.")
-Template = Annotated[str | None, TEMPLATE]
-Special = Annotated[
-    bool,
-    typer.Option(
-        "--special", help="Read names of control tokens in the data, such as </s>, as these tokens. [default: as text]"
-    ),
-]
-SkipBadLines = Annotated[bool, typer.Option("--skip-bad-lines", help="Skip and count lines that are no sample.")]
+TextKey = Annotated[str | None, flag_of(DataOptions, "text_key")]
+PromptKey = Annotated[str | None, flag_of(DataOptions, "prompt_key")]
+CompletionKey = Annotated[str | None, flag_of(DataOptions, "completion_key")]
+MessagesKey = Annotated[str | None, flag_of(DataOptions, "messages_key")]
+AsChat = Annotated[bool, flag_of(DataOptions, "as_chat")]
+Template = Annotated[str | None, flag_of(DataOptions, "chat_template")]
+LossOn = Annotated[str | None, flag_of(DataOptions, "loss_on")]
+SkipBadLines = Annotated[bool, flag_of(DataOptions, "skip_bad_lines")]
+Special = Annotated[bool, flag_of(DataOptions, "special")]
 # Of drawing tokens (see llm.sampling.Sampling)
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
 TopK = Annotated[int | None, typer.Option(help="Draw from the likeliest so many tokens; 0: all. [default: 40]")]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from ..base.errors import FileError
-from ..train.model import MODEL, Model, read_model
+from ..tables.model import MODEL, Model, read_model
 
-RESULT = "result.json"  # beside the model in the folder of a `gradloom fit`, which writes them together
+RESULT = "result.json"  # next to the model in the folder of a `gradloom fit`
 
 
 def files_of_model(path: str | os.PathLike[str]) -> list[str]:
-    """What belongs to a model that is given by its file or folder."""
+    """The files of a model, given its file or folder."""
     return [os.fspath(path), os.path.join(os.path.dirname(path), RESULT)]
 
 

@@ -1,4 +1,4 @@
-"""gradloom predict: what a saved model says about the rows of a file."""
+"""gradloom predict: predictions of a saved model for the rows of a file."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .common import Device, Precision, json_text, need_one_of, say, warn
 from .run_settings import check_device
 from .saved_settings import Inputs
 
+_NO_CSV = (".parquet", ".gz", ".npz", ".json", ".jsonl", ".xlsx", ".safetensors", ".gguf")
 _ROWS = 4096  # written at a time
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # spreadsheets read wide forms as these
 _QUOTED = re.compile('[",\r\n]')
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..data import Preprocess
-    from ..train.model import Model
+    from ..tables.model import Model
 
 
 def predict(
@@ -69,13 +70,13 @@ def predict(
     from ..files import atomic_write, check_target, refuse_input
     from .model import files_of_model, load_model
 
-    if out is not None and out.lower().endswith((".parquet", ".gz", ".npz")):
-        raise SettingError(setting="out", seen=out, need="the name of a CSV file, such as predicted.csv")
     if escape_formulas and json and out is None:
         text = "{escape_formulas} requires CSV: {out}, or no {json}"
         raise SettingError(text, escape_formulas=True, out=..., json=...)
     if out is not None:
         refuse_input(out, *files_of_model(model), *([] if data == "-" else [data]))
+        if out.lower().endswith(_NO_CSV):
+            raise SettingError(setting="out", seen=out, need="the name of a CSV file, such as predicted.csv")
         check_target(out, streams=True)
     opened = load_model(model)
     preprocess = with_encoding(opened.preprocess, encoding, data)
@@ -167,16 +168,16 @@ def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]], cell: Ca
             ]
         else:
             rows = [[*map(repr, row)] for row in model.decide(part).reshape(len(part), -1).tolist()]
-        beside: Any = [()] * len(part)
+        in_front: Any = [()] * len(part)
         if kept:
-            beside = zip(*(cells[start : start + _ROWS] for cells in kept.values()), strict=True)
+            in_front = zip(*(cells[start : start + _ROWS] for cells in kept.values()), strict=True)
         if start == 0:
             yield _line([*map(cell, (*kept, *head))])
-        yield "".join(_line([*map(cell, cells), *row]) for cells, row in zip(beside, rows, strict=True))
+        yield "".join(_line([*map(cell, cells), *row]) for cells, row in zip(in_front, rows, strict=True))
 
 
 def _line(cells: list[str]) -> str:
-    """A line of CSV. Cells with a carriage return are in quotes, too, which Python's csv module forgets."""
+    """A line of CSV. Unlike with Python's csv module, cells with a carriage return are quoted."""
     return ",".join('"' + c.replace('"', '""') + '"' if _QUOTED.search(c) else c for c in cells) + "\n"
 
 
@@ -187,9 +188,9 @@ _PARTS |= {"left_out": "rows left out of the training: ", "all rows": "all rows,
 def _uses(
     model: Model, path: str, inputs: Inputs, features: np.ndarray, targets: np.ndarray
 ) -> tuple[np.ndarray | None, list[str]]:
-    """(what the training used each row of the file for, None for another file; warnings)."""
+    """(the use of each row of the file in training, None for another file; warnings)."""
     from ..base.errors import DataError
-    from ..data.raw_table import array_to_predict
+    from ..data.reading.raw_table import array_to_predict
 
     digest = inputs.digests()["data"]
     seen = "the model was trained on this file"
@@ -221,10 +222,10 @@ def _agreements(
 
 
 def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess) -> dict[str, Any]:
-    """How well the predictions agree with the targets that the file holds, as --json prints it."""
+    """Scores of the predictions against the targets of the file, as --json prints them."""
     import numpy as np
 
-    from ..train.scores import regression_scores
+    from ..tables.scores import regression_scores
 
     if preprocess.task == "classification":
         known = targets >= 0

@@ -6,7 +6,7 @@ import sys
 import time
 
 from ..base.terminal import controls, in_one_line
-from ..base.uploads import told
+from ..base.uploads import progress_text
 from .common import say, shows_reports
 
 TERMINAL_SECONDS, LINE_SECONDS = 0.2, 10.0  # between two texts
@@ -44,6 +44,6 @@ class Uploads:
     def heard(self, where: str, done: int, total: int) -> None:
         if self._line is None:
             self._line = ProgressLine()
-        self._line.show(told(where, done, total), done == total)
+        self._line.show(progress_text(where, done, total), done == total)
         if done == total:
             self._line = None

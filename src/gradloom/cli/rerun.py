@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..base.options import Place
 from .common import Exchange, Json, Parallel, Threads, join, need_place, need_whole, to_paste, warn
 from .config import Asked
 from .finetune import run as run_finetune
@@ -15,7 +16,7 @@ from .finetune_settings import FinetuneSettings, run_beside
 from .fit import run as run_fit
 from .fit_settings import FitSettings
 from .saved_settings import SETTINGS, bits_of, digest
-from .setting import Place, checked
+from .setting import checked
 from .settings_file import parse_toml, read
 
 _COMMANDS: dict[str, tuple[Any, Any]] = {
@@ -98,7 +99,7 @@ def _need_finished(out: str, kind: Any) -> None:
     from ..base.errors import FileError
     from ..files.checkpoint_files import manifests
     from ..files.lock import is_locked
-    from ..train.run_folder import read_run
+    from ..runs.folder import read_run
 
     command, folder = ("fit", out) if kind is FitSettings else ("finetune", run_beside(out))
     there = read_run(folder)
@@ -134,7 +135,7 @@ def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any])
 
 def _say_what_differs(about: dict[str, Any], values: dict[str, Any], folder: Path) -> None:
     """Where the same bits are not promised. folder: of the run, with its run.json."""
-    from ..train.run_folder import read_run
+    from ..runs.folder import read_run
 
     now = bits_of(values)
     other = [f"{name} {about.get(name)} then, {value} now" for name, value in now.items() if about.get(name) != value]
@@ -146,16 +147,13 @@ def _say_what_differs(about: dict[str, Any], values: dict[str, Any], folder: Pat
 
 
 def _beside(file: Path, kind: Any, about: dict[str, Any]) -> str:
-    """Where to write when nothing is said: beside what the run has written, as it is named now."""
-    from ..train.run_folder import read_run
-
-    out = Path(str(about.get("out") or file.parent))
-    folder = Path(os.path.abspath(file.parent))
-    if read_run(folder) is not None:
-        if kind is FitSettings:
-            out = folder
-        elif not out.exists():  # moved or renamed, with its run
-            out = folder.with_name((folder.stem if folder.suffix == ".run" else folder.name) + out.suffix)
-    if not out.name:
-        return str(file.parent / "again")
-    return str(out.with_name(f"{out.name}-again" if kind is FitSettings else f"{out.stem}-again{out.suffix}"))
+    """The default output, next to the run as it is named now. The settings name no place of it: the file may come from
+    elsewhere."""
+    run = Path(os.path.abspath(file))
+    run = run.parent if run.name == SETTINGS else run.with_suffix("")
+    if not run.name:
+        return str(run / "again")
+    if kind is FitSettings:
+        return str(run.with_name(f"{run.name}-again"))
+    name = run.stem if run.suffix == ".run" else run.name
+    return str(run.with_name(f"{name}-again{'.gguf' * str(about.get('out')).endswith('.gguf')}"))

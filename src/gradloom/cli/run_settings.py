@@ -1,55 +1,11 @@
-"""Settings of a run that fit and finetune share: each one with its type, its limits and its help."""
+"""Devices and layers of the commands: checks before anything is read, and what is reported of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
-
-from .common import DEVICE, EXCHANGE, GPU_LAYERS, GPU_MEMORY, PARALLEL, PRECISION, THREADS
-from .setting import NUMBER, UNSAVED, Duration, Interval, Name, Often, Rate, Text, Whole, commas
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..llm.gpu_layers import GpuLayers as Layers
-
-Optimizer = Literal["adamw", "adam", "sgd", "lion", "rmsprop", "adafactor", "muon"]
-EvalEvery = Annotated[
-    Often | None, typer.Option(help="Validate inside epochs, too: 200steps; or 2epochs. [default: 1epoch]")
-]
-MaxNorm = Annotated[Rate | None, typer.Option(help="Hold the gradients' global norm down to this. [default: no limit]")]
-OnNonfinite = Annotated[Literal["stop", "skip"], typer.Option(help="stop at a batch that is not finite, or skip it.")]
-EvalRows = Annotated[Whole | None, typer.Option(help="Validate on so many rows, the same each time. [default: on all]")]
-Precision = Annotated[Literal["f32", "bf16"], PRECISION]
-Device = Annotated[Name | None, DEVICE]
-GpuLayers = Annotated[Name | None, NUMBER, GPU_LAYERS]
-GpuMemory = Annotated[Name | None, NUMBER, GPU_MEMORY]
-Threads = Annotated[Whole | None, UNSAVED, THREADS]
-CheckpointEvery = Annotated[
-    Interval | None, typer.Option(help="A checkpoint every 5min, 100steps or 1epoch. [default: 5min]")
-]
-Keep = Annotated[Whole | None, typer.Option(help="So many checkpoints stay, and the best. [default: 3]")]
-StopAfter = Annotated[
-    Duration | None, UNSAVED, typer.Option(help="End with a checkpoint after 90s, 5min or 3h. [default: never]")
-]
-LogKinds = Annotated[
-    list[Literal["csv", "tensorboard"]] | None,
-    Text(commas),
-    typer.Option(help="Beside metrics.jsonl: csv, tensorboard, or csv,tensorboard. [default: neither]"),
-]
-Parallel = Annotated[Literal["mpi"] | None, UNSAVED, PARALLEL]
-Exchange = Annotated[Literal["ordered", "fast"] | None, UNSAVED, EXCHANGE]
-
-
-def resume_option(folder: str) -> Any:
-    """--resume of a run whose folder this option names."""
-    return typer.Option(
-        "--resume", help=f"Go on from the newest checkpoint in {folder}, with the settings of that run."
-    )
-
-
-def overwrite_option(folder: str) -> Any:
-    """--overwrite likewise."""
-    return typer.Option("--overwrite", help=f"Replace a run in {folder} that has not finished.")
 
 
 def check_places(who: str, device: str | None, gpu_layers: str | None, gpu_memory: str | None) -> int | str | None:

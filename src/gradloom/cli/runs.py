@@ -1,4 +1,4 @@
-"""gradloom runs: what was trained here, when, how far it came, and its numbers."""
+"""gradloom runs: the training runs in a folder: state, length, numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def runs(
 
 def _found(folder: Path) -> list[dict[str, Any]]:
     """The runs with a run.json, and the older ones of gradloom fit, which have a model and a result only."""
-    from ..train.run_folder import runs_in
+    from ..runs.folder import runs_in
 
     known = dict(runs_in(folder, _DEPTH))
     made = [_run(folder, path, about) for path, about in known.items()]
@@ -86,9 +86,8 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _run(folder: Path, path: Path, about: dict[str, Any] | None) -> dict[str, Any]:
-    """What is told of a run: times in ISO 8601, seconds, losses and metrics by their names in result.json."""
-    told = _object(path / "result.json")
-    result = told or {}
+    """Facts of a run: times in ISO 8601, seconds, losses and metrics by their names in result.json."""
+    result = _object(path / "result.json") or {}
     if about is None:
         about = {"kind": "fit", "state": _state(result), "begun": _changed(path / "result.json"), "ended": None}
         about |= {"step": _count(result.get("steps")), "epoch": _count(result.get("epochs")), "latest": {}}
@@ -128,7 +127,7 @@ def _object(path: Path) -> dict[str, Any] | None:
 
 
 def _state(result: dict[str, Any]) -> str:
-    """Of a run of an older version, as its result tells."""
+    """State of a run of an older version, from its result."""
     ending = str(result.get("ending", ""))
     return "interrupted" if result.get("interrupted") else "failed" if ending.startswith("stopped") else "finished"
 
@@ -149,7 +148,7 @@ def _seconds(begun: Any, ended: Any) -> float | None:
     return seconds if seconds >= 0 else None
 
 
-# ---- what a person reads ---------------------------------------------------------------------------------------------
+# ---- text output ---------------------------------------------------------------------------------------------
 
 _SHOWN = ("test_accuracy", "test_r2", "val_accuracy", "val_loss", "test_loss", "train_loss", "accuracy", "loss")
 
@@ -180,5 +179,5 @@ def _count(value: Any) -> int | None:
 
 
 def _is_number(value: Any) -> bool:
-    """A number that can be shown: whatever a file may hold."""
+    """A number that can be shown, of a file with any content."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300

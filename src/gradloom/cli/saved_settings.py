@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..base.errors import FileError, GradloomError
+from ..base.options import Place
 from .common import command_line
 from .config import Asked
-from .setting import Place, checked, settings_of, shown
+from .setting import checked, settings_of, shown
 from .settings_file import parse_toml, read, save
 
 SETTINGS = "settings.toml"
@@ -81,23 +82,6 @@ class Inputs:
         return self._found
 
 
-def share_digests(loop: Any, inputs: Inputs) -> None:
-    """Make the digests of the inputs a part of the run's identity. A checkpoint of an earlier version has none: then
-    those of settings.toml are compared. The file of `lora` is left out: a run that is resumed does not read it, and may
-    have replaced it."""
-    from ..train.identity import FILES
-
-    loop.about[FILES] = {name: digest for name, digest in inputs.digests().items() if name != "lora"}
-    folder = None if loop.saver is None else loop.saver.folder
-    if folder is None or folder.resumed is None or FILES in loop.saver.about["settings"]:
-        return
-    file = folder.folder / SETTINGS
-    about = parse_toml(file).get("run") if file.exists() else None
-    then = about.get("digests") if isinstance(about, dict) else None
-    if isinstance(then, dict):
-        loop.saver.about["settings"] |= {FILES: then}
-
-
 def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -> Asked[S]:
     """What is asked for, where a run is to be resumed beside the settings of the run in this folder, except for those
     that are named, and the place that it writes to ("out"). All ranks have those of rank 0.
@@ -106,7 +90,7 @@ def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -
     """
     from ..base.errors import SettingError
     from ..parallel.agree import agreed, is_root
-    from ..train.run_files import settle
+    from ..runs.files import settle
 
     if not asked.values.get("resume"):
         return asked

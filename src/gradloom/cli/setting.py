@@ -1,4 +1,4 @@
-"""A setting of a command: its name, its type with limits, its flag; the check of a value against it.
+"""Settings of a command, derived from records of options (base/options.py), and the check of a value against its type.
 
 msgspec checks types and ranges, of flags and files alike.
 """
@@ -7,131 +7,91 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 from ..base.arguments import f32_hint
 from ..base.errors import SettingError
 from ..base.habits import keyword_hint
-
-_F32_MAX = (2 - 2.0**-23) * 2.0**127
-
-
-@dataclass(frozen=True)
-class Limit:
-    """Of a value, in words and as msgspec.Meta takes it (ge, gt, le, lt, min_length, pattern)."""
-
-    need: str
-    limits: tuple[tuple[str, Any], ...] = ()
-
-
-Whole = Annotated[int, Limit("a whole number of at least 1", (("ge", 1), ("le", (1 << 63) - 1)))]
-Count = Annotated[int, Limit("a whole number of at least 0", (("ge", 0), ("le", (1 << 63) - 1)))]
-# Programs hold these in float32: what that makes inf, 0 or 1 of is refused
-Rate = Annotated[float, Limit("a finite number above 0", (("gt", 2.0**-150), ("le", _F32_MAX)))]
-Share = Annotated[float, Limit("a number of at least 0 and below 1", (("ge", 0.0), ("lt", 1 - 2.0**-25)))]
-Decay = Annotated[float, Limit("a finite number of at least 0", (("ge", 0.0), ("le", _F32_MAX)))]
-_TIME = r"(?!0+(\.0+)? ?[a-z])\d{1,15}(\.\d{1,15})? ?(s|sec|min|h|d)"
-_COUNT = r"(?!0+ ?[a-z])\d{1,15} ?(steps?|epochs?)"
-Duration = Annotated[str, Limit("a duration such as 90s, 5min or 3h", (("pattern", rf"^{_TIME}\Z"),))]
-Often = Annotated[str, Limit("a text such as 100steps or 1epoch", (("pattern", rf"^{_COUNT}\Z"),))]
-Interval = Annotated[str, Limit("a text such as 5min, 100steps or 1epoch", (("pattern", rf"^({_TIME}|{_COUNT})\Z"),))]
-Name = Annotated[str, Limit("a text that is not empty", (("min_length", 1),))]
-Place = Annotated[str, Limit("the name of a file or folder", (("pattern", r"^[^\0]+\Z"),))]
-decided: Any = None  # the default of what the data decide where it is not given
-
-
-@dataclass(frozen=True)
-class Text:
-    """A flag whose text makes the value: parse(text), or each text of a flag that may be given more than once."""
-
-    parse: Callable[[str], Any]
-
-
-@dataclass(frozen=True)
-class Number:
-    """A text that is often a number: a file may say it as a whole number, too."""
-
-
-NUMBER = Number()
-
-
-@dataclass(frozen=True)
-class Unsaved:
-    """A setting that another run, which repeats this one, chooses anew: where it writes, how many threads it has."""
-
-
-UNSAVED = Unsaved()
-
-
-def commas(text: str) -> list[str]:
-    """The parts of a text such as a,b."""
-    return [part.strip() for part in text.split(",")] if text.strip() else []
-
+from ..base.options import Limit, options_of, without_none
 
 # ---- the declaration -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A field of such a dataclass."""
+    """A setting of a command: an option with its flag."""
 
     name: str
     kind: Any  # its type without None
     default: Any  # ...: none
-    parameter: Any  # typer's Argument or Option; None: a key of the file alone
-    parse: Callable[[str], Any] | None
-    is_saved: bool
-    is_number: bool
+    help: str | None  # None: a key of settings files only
+    parse: Callable[[str], Any] | None = None
+    is_saved: bool = True
+    is_number: bool = False
+    is_argument: bool = False
+    metavar: str | None = None
 
     @property
     def flag(self) -> str:
         """As the command line names it."""
-        if isinstance(self.parameter, typer.models.ArgumentInfo):
-            return self.name.upper()
-        return f"--{self.name.replace('_', '-')}"
+        return self.name.upper() if self.is_argument else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def parameter(self) -> Any:
+        """typer's Argument or Option, with the default in its help; None: a key of settings files only."""
+        if self.help is None:
+            return None
+        shows = self.default not in (None, ...) and not isinstance(self.default, (bool, list, dict))
+        text = f"{self.help} [default: {self.default}]" if shows else self.help
+        if self.is_argument:
+            return typer.Argument(help=text)
+        return typer.Option(*([self.flag] if self.kind is bool else []), help=text, metavar=self.metavar)
+
+
+def command_settings(command: str, *records: type) -> Any:
+    """A dataclass of the options that this command shows, with the defaults of its flags."""
+    settings: dict[str, Setting] = {}
+    for name, one in options_of(*records).items():
+        if (flag := one.flag(command)) is not None:
+            default = ... if flag.default is dataclasses.MISSING else flag.default
+            settings[name] = Setting(
+                name, flag.kind, default, flag.help, flag.parse, one.saved, flag.is_number, flag.is_argument,
+                flag.metavar,
+            )  # fmt: skip
+    fields = [
+        (s.name, s.kind, field(default=dataclasses.MISSING if s.default is ... else s.default))
+        for s in settings.values()
+    ]
+    return make_dataclass(f"{command.title()}Settings", fields, frozen=True, namespace={"settings": settings})
+
+
+def flag_of(record: type, name: str) -> Any:
+    """typer's parameter of an option, for commands without a settings file: its first flag."""
+    one = options_of(record)[name]
+    flag = one.flag(one.flags[0].commands.split()[0])
+    assert flag is not None
+    return Setting(name, flag.kind, flag.default, flag.help, metavar=flag.metavar).parameter
 
 
 def settings_of(kind: Any) -> dict[str, Setting]:
     """The fields of a dataclass by name, in the order of their declaration."""
-    return _settings_of(kind)
+    made: dict[str, Setting] = kind.settings if hasattr(kind, "settings") else _settings_of(kind)
+    return made
 
 
 @cache
 def _settings_of(kind: Any) -> dict[str, Setting]:
+    """Of a plain dataclass: a table of a settings file."""
     hints = get_type_hints(kind, include_extras=True)
-    made = {}
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        inner, *extras = get_args(hint) if get_origin(hint) is Annotated else [hint]
-        for extra in extras:
-            if isinstance(extra, Limit):
-                inner = Annotated[inner, extra]
-        shown = [e for e in extras if isinstance(e, typer.models.ParameterInfo)]
-        parse = [e.parse for e in extras if isinstance(e, Text)]
-        made[field.name] = Setting(
-            field.name, _without_none(inner), _default(field), shown[0] if shown else None,
-            parse[0] if parse else None, UNSAVED not in extras, NUMBER in extras,
-        )  # fmt: skip
-    return made
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return ... if field.default is dataclasses.MISSING else field.default
-
-
-def _without_none(kind: Any) -> Any:
-    if get_origin(kind) in (Union, types.UnionType):
-        [one] = [part for part in get_args(kind) if part is not type(None)]
-        return one
-    return kind
+    defaults = {
+        one.name: ... if one.default is dataclasses.MISSING else one.default for one in dataclasses.fields(kind)
+    }
+    return {name: Setting(name, without_none(hints[name]), default, None) for name, default in defaults.items()}
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from ..base.errors import FileError, SettingError
-from .setting import Count, Place, Setting, Whole, checked, nearest_key, settings_of, shown
+from ..base.options import Count, Place, Whole
+from .setting import Setting, checked, nearest_key, settings_of, shown
 
 _LONGEST = 1 << 16  # bytes of a settings file
 _MANY_DOTS = re.compile(  # in a key: the time that tomllib takes is that of their number squared

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ..base.finetune_options import DATA_HELP
 from ..base.settings import PRECISIONS
 from .common import Device, Json, Precision, Threads, json_text, need_one_of, need_whole, say
 from .language import (
-    DATA_HELP,
     AsChat,
     CompletionKey,
     Lora,

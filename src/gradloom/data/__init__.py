@@ -13,9 +13,9 @@ except ImportError:
     raise not_built() from None
 
 from .dataset import Batch, Dataset, split_rows
+from .encoding.preprocess import Preprocess
 from .loader import DataLoader
-from .preprocess import Preprocess
-from .readers import Table, read_features, read_table
+from .table import Table, read_features, read_table
 
 __all__ = ["Batch", "DataLoader", "Dataset", "Preprocess", "Table", "read_features", "read_table", "split_rows"]
 

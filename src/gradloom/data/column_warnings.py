@@ -1,5 +1,4 @@
-"""What is odd about a table, told before it is trained on: classes that few rows have, columns that tell too much or
-nothing."""
+"""Warnings about training data: imbalanced classes, repeated rows, constant columns, columns that leak the target."""
 
 from __future__ import annotations
 
@@ -7,15 +6,15 @@ import math
 
 import numpy as np
 
-from .column import Column
 from .dataset import Dataset
-from .readers import Table
+from .encoding.column import Column
+from .table import Table
 
-_MOST_ROWS = 20_000  # looked at: the first ones, which are drawn at random
-_LEAST_ROWS = 100  # a smaller table has columns that fit its target by chance
-_LEAST_FOR_EACH = 20  # rows of each different cell, for cells in any order to tell the target
+_MOST_ROWS = 20_000  # the first ones, which are a random sample
+_LEAST_ROWS = 100  # in a smaller table columns explain the target by chance
+_LEAST_FOR_EACH = 20  # rows per distinct cell, for cells in any order to explain the target
 _MOST_COUNTS = 10_000_000  # different cells times classes
-_ERRORS = 0.001  # share of the rows that a column which tells the target may miss
+_ERRORS = 0.001  # share of errors of a column that explains the target
 _CORRELATION = 0.9999
 _MOST_COMPARED = 200_000  # training rows that test rows are compared with
 _LEAST_REPEATED, _REPEATED = 5, 0.02  # test rows, and their share, that are equal to training rows
@@ -24,8 +23,8 @@ _IMBALANCE = 4.0  # rows of the largest class, as a multiple of the mean of the 
 
 
 def column_warnings(table: Table) -> list[str]:
-    """A sentence for each column of the training rows that is constant, numbers the rows, or tells the target by
-    itself."""
+    """A warning for each column that is constant, numbers the rows, has only distinct texts, or explains the target
+    alone."""
     made = table.preprocess
     if made.kind == "array":
         return []
@@ -39,24 +38,24 @@ def column_warnings(table: Table) -> list[str]:
         if column.kind == "unused":
             found += [f"column {column.name!r:.60} is constant and left out"] * (column.reason == "constant")
         elif column.kind == "number" and not column.scale and _numbers_rows(block[:, 0], column, table):
-            found.append(f"column {column.name!r:.60} looks like a row number: each row has another whole number")
+            found.append(f"column {column.name!r:.60} looks like a row number: each row has a different whole number")
         elif column.kind == "text" and _are_identifiers(block, column):
             found.append(
-                f"column {column.name!r:.60} has another text in each row, as identifiers have: it tells nothing of"
-                " other rows; leave it out (--drop)"
+                f"column {column.name!r:.60} has a different text in each row, like identifiers: it cannot"
+                " generalise; leave it out (--drop)"
             )
         elif (
-            share := _told(block if column.kind == "text" else block[:, :1], labels[:_MOST_ROWS], table.task)
+            share := _explained(block if column.kind == "text" else block[:, :1], labels[:_MOST_ROWS], table.task)
         ) is not None:
             found.append(
-                f"column {column.name!r:.60} alone tells {share} of the training rows: does it hold what is known only"
-                " after the target?"
+                f"column {column.name!r:.60} alone predicts {share} of the training rows: is it known"
+                " only after the target?"
             )
     return found
 
 
 def repeated_rows(table: Table) -> list[str]:
-    """A sentence where test rows are equal to training rows, targets included, and more of them than by chance.
+    """A warning if more test rows than by chance are equal to training rows, targets included.
 
     Chance: the rows that agree in all columns if the columns were independent. A table without a column of more than 20
     different cells has equal rows by itself. Columns of kind "encoded" differ between training and test rows: a table
@@ -114,7 +113,7 @@ def _pairs(counts: np.ndarray) -> float:
 
 
 def imbalance(table: Table) -> list[str]:
-    """A sentence where one class has most of the training rows."""
+    """A warning if one class has most of the training rows."""
     if table.task != "classification":
         return []
     labels = table.train.labels
@@ -131,7 +130,7 @@ def imbalance(table: Table) -> list[str]:
 
 
 def _numbers_rows(values: np.ndarray, column: Column, table: Table) -> bool:
-    """Whether the whole numbers count the rows of the table: each another one, in a range that has little more."""
+    """Whether integers count the rows of the table: all distinct, in a range that is hardly larger."""
     rows = table.train.n + (0 if table.test is None else table.test.n)
     numbers = values.astype(np.float64) * column.std + column.mean
     low, high = float(numbers.min()), float(numbers.max())
@@ -147,17 +146,17 @@ def _numbers_rows(values: np.ndarray, column: Column, table: Table) -> bool:
 
 
 def _are_identifiers(block: np.ndarray, column: Column) -> bool:
-    """Whether no row shares its text, empty ones aside, with another one. block: f32 [rows, categories]."""
+    """Whether no two rows share a text that is not empty. block: f32 [rows, categories]."""
     rows = block.sum(axis=0)[[bool(text) for text in column.categories]]
     return len(rows) > 2 and bool(rows.max() <= 1)
 
 
-def _told(block: np.ndarray, labels: np.ndarray, task: str) -> str | None:
-    """How much of the target the column tells by itself, in words; None where that is not nearly all."""
+def _explained(block: np.ndarray, labels: np.ndarray, task: str) -> str | None:
+    """The share of the target that the column explains alone, in words; None unless nearly all."""
     if len(block) < _LEAST_ROWS:
         return None
     if task == "classification":
-        return _told_classes(block, labels)
+        return _explained_classes(block, labels)
     if block.shape[1] > 1 or labels.shape[1] > 1:
         return None
     x, y = block[:, 0].astype(np.float64), labels[:, 0].astype(np.float64)
@@ -167,9 +166,9 @@ def _told(block: np.ndarray, labels: np.ndarray, task: str) -> str | None:
     return None
 
 
-def _told_classes(block: np.ndarray, labels: np.ndarray) -> str | None:
-    """Equal cells get their most frequent class. Numbers tell the target, too, where its classes follow one another in
-    few runs along them (a threshold, or some)."""
+def _explained_classes(block: np.ndarray, labels: np.ndarray) -> str | None:
+    """Predicts the most frequent class of equal cells. Numbers also explain the target if its classes form few runs
+    along them (thresholds)."""
     n, classes = len(labels), int(labels.max()) + 1
     cells = np.where(block.any(axis=1), block.argmax(axis=1) + 1, 0) if block.shape[1] > 1 else block[:, 0]
     different, place = np.unique(cells, return_inverse=True)

@@ -72,7 +72,7 @@ class Dataset(KeywordHints, AttributeHints):
         self._idle = self._find_idle()
         self.check_counted()
         self.folds: np.ndarray | None = None  # see in_folds
-        self.records: dict[str, dict[str, Any]] = {}  # what the rows stand for, see gl.train.identity
+        self.records: dict[str, dict[str, Any]] = {}  # the encoding of the rows, see gl.train.identity
         self._order = np.arange(self.shards, dtype=np.int64)
 
     def _find_idle(self) -> np.ndarray | None:
@@ -89,10 +89,10 @@ class Dataset(KeywordHints, AttributeHints):
         if self._idle is None or (rows is not None and not len(rows)):
             return
         if (self._idle if rows is None else self._idle[rows]).all():
-            said = [f"labels of {IGNORED}"] * self.has_ids + ["weights of 0"] * (self.weights is not None)
+            reasons = [f"labels of {IGNORED}"] * self.has_ids + ["weights of 0"] * (self.weights is not None)
             count = self.n if rows is None else len(rows)
             raise DataError(
-                f"{what}: no row of {count} counts ({' or '.join(said)}); need at least one row that counts"
+                f"{what}: no row of {count} counts ({' or '.join(reasons)}); need at least one row that counts"
             )
 
     def __len__(self) -> int:
@@ -175,10 +175,10 @@ class Dataset(KeywordHints, AttributeHints):
         return split_rows(self.n, val_split, seed, self.shard_size)
 
     def in_folds(self, count: int, seed: int) -> Dataset:
-        """The same rows, each of which is in one of so many folds, drawn by the seed and as large as one another:
-        `folds` of the new data set, i32 [n]. Rows of a shard are in one."""
+        """The same rows with `folds`, i32 [n]: `count` folds of equal size, drawn by the seed. Rows of a shard are in
+        one fold."""
         if not 2 <= count <= self.shards:
-            raise DataError(f"folds={count}: {self.n} rows in {self.shards} shards; need from 2 to as many as these")
+            raise DataError(f"folds={count}: {self.n} rows in {self.shards} shards; need from 2 to {self.shards}")
         of_shard = np.empty(self.shards, np.int32)
         of_shard[generator(seed, _FOLDS).permutation(self.shards)] = np.arange(self.shards) % count
         made = copy.copy(self)
@@ -186,11 +186,11 @@ class Dataset(KeywordHints, AttributeHints):
         return made
 
     def state(self) -> dict[str, Any]:
-        """What `shuffle` has made of the order: "order", i64 [shards]."""
+        """The current order: "order", i64 [shards]."""
         return {"order": self._order.copy()}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Take back what `state` gave; DataError for the order of another data set."""
+        """Restore from the result of `state`; DataError for the order of another data set."""
         order = values.get("order")
         is_order = isinstance(order, np.ndarray) and order.dtype == np.int64 and order.shape == (self.shards,)
         if order is None or not is_order or not np.array_equal(np.sort(order), np.arange(self.shards)):

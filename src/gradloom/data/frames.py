@@ -16,15 +16,17 @@ import numpy as np
 from ..base.arguments import what_is
 from ..base.errors import DataError, GradloomError, SettingError
 from ..base.terminal import printable
-from .array_cells import array_columns
-from .cell_rules import CellRules
-from .encoding import Encoding
-from .fitting import fit_columns
-from .parquet import is_arrow
-from .preprocess import Preprocess
-from .readers import features_of_columns, read_columns, read_features
-from .table_columns import arrays_of, columns_of_arrays, is_table, table_columns
-from .text_bytes import encoding_of, is_text_file
+from .encoding.fitting import fit_columns
+from .encoding.layout import order_of_columns
+from .encoding.preprocess import Preprocess
+from .encoding.target_encoding import Encoding
+from .reading.array_cells import array_columns
+from .reading.cell_rules import CellRules
+from .reading.columns import names_of
+from .reading.parquet import is_arrow
+from .reading.table_columns import arrays_of, columns_of_arrays, is_table, table_columns
+from .reading.text_bytes import encoding_of, is_text_file
+from .table import features_of_columns, read_columns, read_features
 
 Read = tuple[np.ndarray, np.ndarray | None, list[str], list[str]]
 
@@ -35,7 +37,7 @@ def learned(
     """(preprocessing learned from these rows, their features f32 [rows, features]).
 
     rows: an array of numbers [rows, columns], whose columns may have names; or a table (see is_table). labels: class
-    ids i32 [rows], or targets f64 [rows, targets]. target: what the preprocessing is told of it, such as classes=[...].
+    ids i32 [rows], or targets f64 [rows, targets]. target: fields of Preprocess, such as classes=[...].
     """
     with np.errstate(all="ignore"):
         if is_table(rows):
@@ -54,15 +56,20 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
     """(features, targets where the data have them, notes, problems with those targets) for a trained model, as
     read_features gives them.
 
-    data: the path of a file; a DataFrame or a table of pyarrow, whose columns are found by name; or rows in the order
-    of the columns of the training: an array, or a list of lists. DataError for rows that are not like those of the
-    training.
+    data: the path of a file; a DataFrame or a table of pyarrow, whose columns are found by name (see order_of_columns
+    for a model without column names); or rows in the order of the columns of the training: an array, or a list of
+    lists. DataError for rows that are not like those of the training.
     """
     if isinstance(data, (str, os.PathLike)):
         return read_features(data, preprocess)
-    if is_table(data) and (is_arrow(data) or (preprocess.kind == "columns" and preprocess.header)):
+    if is_table(data) and (is_arrow(data) or preprocess.kind == "columns"):
         return read_features(data, preprocess)
-    array = np.stack(arrays_of(data), axis=1) if is_table(data) and len(data.columns) else _as_array(data)
+    said: list[str] = []
+    if is_table(data) and len(data.columns):
+        order, said = order_of_columns("rows", names_of("rows", map(str, data.columns)), preprocess)
+        array = np.stack(arrays_of(data), axis=1)[:, order]
+    else:
+        array = _as_array(data)
     if array.ndim < 2 or not len(array):
         raise DataError(f"rows: an array of shape {list(array.shape)}; need rows along the first axis")
     is_plain = array.dtype.kind in "fiub" and all(
@@ -71,7 +78,7 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
     if preprocess.kind == "array" or is_plain:
         with np.errstate(all="ignore"):
             features, notes = preprocess.apply(array)
-        return features, None, notes, []
+        return features, None, said + notes, []
     array = array.reshape(len(array), -1)
     if array.shape[1] != len(preprocess.columns):
         raise DataError(f"rows: {array.shape[1]} columns; need {len(preprocess.columns)} as in training")
@@ -92,8 +99,8 @@ def with_encoding(preprocess: Preprocess, encoding: str | None, data: Any) -> Pr
     return replace(preprocess, encoding=name)
 
 
-def told_features(data: Any, preprocess: Preprocess) -> np.ndarray:
-    """The features of features_of; its notes are warnings to who has called the function that calls this one."""
+def features_with_warnings(data: Any, preprocess: Preprocess) -> np.ndarray:
+    """The features of features_of; notes become warnings at the caller of the calling function."""
     features, _, notes, _ = features_of(data, preprocess)
     for note in notes:
         warnings.warn(printable(note), stacklevel=3)
@@ -101,8 +108,7 @@ def told_features(data: Any, preprocess: Preprocess) -> np.ndarray:
 
 
 def _as_array(data: Any) -> np.ndarray:
-    """An array of numbers as it is, NaN where elements are masked; rows that hold texts as objects, so that a number
-    beside a text stays one."""
+    """Numbers as an array, NaN where elements are masked; rows with texts as objects, which keeps numbers."""
     if isinstance(data, np.ma.MaskedArray) and data.dtype.kind in "fiub":
         return np.asarray(np.ma.filled(data.astype(np.float64), np.nan))
     try:
@@ -114,7 +120,7 @@ def _as_array(data: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def as_file(data: BinaryIO, what: str) -> Iterator[str]:
-    """The path of a .csv file with these bytes, which goes with the block; errors of the block call it `what`."""
+    """The path of a temporary .csv file with these bytes; errors inside the block name it `what`."""
     with tempfile.TemporaryDirectory(prefix="gradloom-") as folder:
         path = os.path.join(folder, "rows.csv")
         with open(path, "wb") as file:
@@ -126,7 +132,7 @@ def as_file(data: BinaryIO, what: str) -> Iterator[str]:
 
 
 def kept_columns(path: str, names: Sequence[str], preprocess: Preprocess) -> dict[str, list[str]]:
-    """name -> the cells of that column of a file with column names, as they stand there, for each of its rows.
+    """name -> the unchanged cells of that column, for each row of a file with column names.
 
     DataError for a file without such columns, or without column names.
     """

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from ..base.errors import DataError, FileError
-from .unpacked import most_unpacked, too_much
+from .reading.unpacked import most_unpacked, too_much
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MEMORY = 4  # bytes of memory that reading a byte may take
@@ -27,7 +27,7 @@ _PARTS = {
 
 
 def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
-    """The array of an idx file, gzip-compressed (.gz) or not; FileError when it is not exactly what its head says."""
+    """The array of an idx file, gzip-compressed (.gz) or not; FileError unless its data match its header."""
     try:
         with open(path, "rb") as raw:
             if os.fstat(raw.fileno()).st_size == 0:
@@ -66,7 +66,7 @@ def _read(path: str | os.PathLike[str], file: BinaryIO, size: int, packed: bool)
 
 
 def _read_at_most(file: BinaryIO, size: int) -> bytes:
-    """Up to size bytes, in pieces: a head that lies about its size allocates nothing."""
+    """Up to size bytes, in pieces: a wrong size in the header allocates nothing."""
     pieces, left = [], size
     while left > 0:
         piece = file.read(min(left, 1 << 24))

@@ -1,4 +1,4 @@
-"""DataLoader: batches of a data set for a loop of the user's own."""
+"""DataLoader: batches of a data set for custom training loops."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class DataLoader(KeywordHints):
     Dataset instead of arrays gives its own order, its shards whole, and (x, y, weights) where it has weights.
     Batches belong to the caller, who may write to them. Small ones are gathered many at a time.
     prefetch: a thread gathers ahead while the caller works. The same batches come in the same order, an error of the
-    thread is raised here, and leaving the loop ends the thread. It pays where reading waits (a mapped file on a slow
-    disk); what is in memory is gathered faster than a thread hands it over.
+    thread is raised here, and leaving the loop ends the thread. Use it for slow reads (a mapped file on a slow disk);
+    for data in memory it is slower.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class DataLoader(KeywordHints):
         generator(seed)
         self.seed = int(seed)
         self._epoch = 0
-        self._skip = 0  # batches of the next epoch that are not given: a run that is resumed has had them
+        self._skip = 0  # batches of the next epoch to leave out: a resumed run has used them
         self._latest: weakref.ref[_Shared] | None = None  # the newest iterator
         self._dtype = "i32" if self.dataset.data.dtype in (np.int32, np.int64) else "f32"
 
     @property
     def epoch(self) -> int:
-        """How often the loader has been iterated; may be set."""
+        """Number of iterations over the loader; may be set."""
         return self._epoch
 
     @epoch.setter
@@ -87,15 +87,16 @@ class DataLoader(KeywordHints):
         return f"DataLoader({self.dataset!r}, batches of {self.batch_size}, {order})"
 
     def state(self) -> dict[str, Any]:
-        """Where it is: the epoch, and how many of its batches were given, as long as somebody iterates over them; and
-        what decides the batches."""
+        """The position (epoch, and number of batches if an iteration is open) and the settings that decide the
+        batches."""
         latest = None if self._latest is None else self._latest()
         inside = latest is not None and not latest.over
         epoch, given = (latest.epoch, latest.given) if latest is not None and inside else (self._epoch, self._skip)
         return {"epoch": epoch, "batches": given, **self._settings()}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Take back what `state` gave: the next iteration goes on inside its epoch. DataError for another loader's."""
+        """Restore from the result of `state`; the next iteration resumes inside its epoch. DataError for the state of
+        another loader."""
         schema = dict.fromkeys(self._settings(), either(flag, optional(whole(-MOST))))
         table({**schema, "epoch": whole(), "batches": whole(0, len(self))})(values, "load: data loader")
         differ = [
@@ -140,7 +141,7 @@ class DataLoader(KeywordHints):
 
 
 class _Shared(Iterator[Any]):
-    """An iterator that several threads share: each item goes to one of them. It counts what it has given."""
+    """A counting iterator that several threads may share: each item goes to one of them."""
 
     def __init__(self, items: Generator[Any, None, None], epoch: int, given: int) -> None:
         self._items, self._lock = items, threading.Lock()

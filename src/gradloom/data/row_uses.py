@@ -1,4 +1,4 @@
-"""RowUses: what each row of the file that a model was trained on was used for."""
+"""RowUses: the use (training, validation, test) of each row of the training file of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .dataset import generator
 LEFT_OUT, TRAIN, VAL, TEST = range(4)
 NAMES = ("left_out", "train", "val", "test")  # as in JSON
 _SAMPLE = 1024  # training rows
-_DIFFERENT = 0.99  # more than this share of them, for a sample to tell training rows from others
+_DIFFERENT = 0.99  # share of distinct rows, for a sample to identify training rows
 _PART = 4096  # rows that are hashed at a time
 _STREAM = 5  # of random numbers
 DATA = "data"  # the file of the training rows
@@ -23,7 +23,7 @@ DATA = "data"  # the file of the training rows
 
 @dataclass
 class RowUses:
-    """What the rows of files were used for. A row keeps its place, also where others were left out.
+    """The use of each row of a file, including rows that were left out.
 
     uses        u8 [rows of the data file]: LEFT_OUT, TRAIN, VAL or TEST
     array       the array of the file that holds these rows ("" for a table)
@@ -73,11 +73,12 @@ class RowUses:
     @classmethod
     def from_json(cls, text: str) -> RowUses:
         """What to_json wrote; DataError for any other text."""
-        said = parse(text, "row uses")
-        rows = said.whole("rows", 1)
+        entry = parse(text, "row uses")
+        rows = entry.whole("rows", 1)
         try:
             packed, sample = (
-                np.frombuffer(base64.b64decode(said.text(name), validate=True), np.uint8) for name in ("uses", "sample")
+                np.frombuffer(base64.b64decode(entry.text(name), validate=True), np.uint8)
+                for name in ("uses", "sample")
             )
         except ValueError:
             raise DataError("row uses: uses or sample is no base64") from None
@@ -85,11 +86,11 @@ class RowUses:
             seen = f"{len(packed)} bytes for {rows} rows, {len(sample)} for a sample"
             raise DataError(f"row uses: {seen}; need {-(-rows // 4)}, and a multiple of 8")
         bits = np.unpackbits(packed)[: 2 * rows].reshape(rows, 2)
-        digests = said.part("digests")
-        made = cls(bits[:, 0] * np.uint8(2) + bits[:, 1], said.text("array"), said.text("test_array"))
+        digests = entry.part("digests")
+        made = cls(bits[:, 0] * np.uint8(2) + bits[:, 1], entry.text("array"), entry.text("test_array"))
         made.digests = {name: digests.text(name) for name in digests.names()}
         made.sample = sample.view("<u8").astype(np.uint64)
-        said.end()
+        entry.end()
         return made
 
 

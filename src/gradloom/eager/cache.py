@@ -159,7 +159,7 @@ class Cache:
 
 
 _caches: weakref.WeakSet[Cache] = weakref.WeakSet()
-common = Cache(NODES)  # of what reads no parameter
+common = Cache(NODES)  # of graphs that read no parameter
 
 
 def cache_of(parameter: Parameter | None) -> Cache:

@@ -1,4 +1,4 @@
-"""What random ops draw by outside of tapes that say it themselves: a seed, and a count of the traces that drew."""
+"""State of random ops outside tapes with a seed of their own: a seed, and the number of traces that drew."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def draw_settings(given_seed: int | None, given_step: int | None) -> dict[str, f
 
 
 def position() -> dict[str, Any]:
-    """What the next draws depend on: the seed, and the step of the next trace that draws."""
+    """State of the next draws: the seed, and the step of the next trace that draws."""
     with locks.building:
         return {"seed": _seed, "step": _step}
 
 
 def load_position(values: Mapping[str, Any]) -> Callable[[], None]:
-    """The function that goes on where `position` was taken; it does nothing where nothing was."""
+    """The function that restores `position`; it does nothing for an empty one."""
     known = {name: int(value) for name, value in values.items()}
 
     def load() -> None:

@@ -1,4 +1,4 @@
-"""Gradients: what a tape's backward gives, and the one program that computes them and takes an optimiser's step."""
+"""Gradients: the result of a tape's backward, and the one program that computes them and an optimiser's step."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         return f"Gradients of {len(self)}: {', '.join(x.name or describe(x) for x in self)}"
 
     def hold(self, alive: Sequence[Tensor], ends: bool = False) -> list[Tensor]:
-        """Where some gradients are alive, make tensors of the others, too, so that one program computes all. ends: the
-        trace is about to end; then some need only have been asked for."""
+        """Where some gradients are alive, create tensors of the others as well, so that one program computes all. ends:
+        the trace is about to end; then some need only have been asked for."""
         mine = [t for r in self._made.values() if (t := r()) is not None]
         known = {id(t) for t in alive}
         if self._held is not None or not (any(id(t) in known for t in mine) or (ends and self._made)):
@@ -182,7 +182,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
     ) -> None:
         """Run ONE program: all that is alive on the tape, the guard over loss and gradients, and the updates.
 
-        key: stands for `parameters` and `build`; hashable. parameters: those to update, each with a gradient;
+        key: identifies `parameters` and `build`; hashable. parameters: those to update, each with a gradient;
         where they are not all, the other gradients are kept for another commit. build(grads, weight) makes the update
         nodes from one gradient (a graph value) per parameter, to be divided by the scalar `weight`; it is called only
         when this structure was not seen before under this key. settings: of the nodes that build made, by name. Raises
@@ -207,7 +207,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                 settings = {**settings, WEIGHT: float(self._weight)}
             if LIMIT in program.names:
                 settings = {**settings, LIMIT: float(self._limit)}
-            updated = program.writes - trace.writes  # beside what the model itself updates
+            updated = program.writes - trace.writes  # in addition to updates of the model itself
             trace.settle(program.writes)
             try:
                 trace.run(program, [(t, t.symbol) for t in alive], slots, settings)
@@ -286,7 +286,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                     "zero_grad() to drop them"
                 )
             reached = self._reached(state, "step")
-            key = state, "step", state.resting(reached), state.behind(reached)
+            key = state, "step", state.ema_only(reached), state.with_missed_steps(reached)
             self.commit(key, reached, lambda g, w: update(state, reached, g, w), state.settings())
             state.advance(reached)
 
@@ -302,7 +302,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         if window.weighted is not None and window.weighted != weighted:
             seen = ("without", "with") if weighted else ("with", "without")
             raise GradientError(
-                f"accumulate: gradients {seen[0]} a weight, then {seen[1]} one; need one of both until the step"
+                f"accumulate: gradients {seen[0]} a weight, then {seen[1]} one; all until the step must be alike"
             )
         if weighted and clipped:
             raise GradientError(
@@ -326,7 +326,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
 
     @staticmethod
     def clip_window(state: OptimizerState, max_norm: float) -> float:
-        """The global norm of what was accumulated; the step will bring it down to max_norm."""
+        """The global norm of the accumulated gradients; the step reduces it to max_norm."""
         with locks.building, state.claim:
             weight, _, sums, key = _window(state)
             most, bound = _bound("max_value", state.window.max_value)
@@ -340,7 +340,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
 
     @staticmethod
     def apply_window(state: OptimizerState) -> None:
-        """One step of this optimiser with what was accumulated."""
+        """One step of this optimiser with the accumulated gradients."""
         with locks.building, state.claim:
             state.check_trained("step")
             weight, parameters, sums, key = _window(state)
@@ -351,7 +351,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                 norm = guard(weight, weight, sums)
                 return [norm], update(state, parameters, sums, weight, max_norm, norm, max_value)
 
-            how = state, "apply", bool(norm_bound), bool(value_bound), state.behind(parameters)
+            how = state, "apply", bool(norm_bound), bool(value_bound), state.with_missed_steps(parameters)
             run_alone(
                 (*how, *key), build, state.settings() | norm_bound | value_bound, TapeOptions(*state.window.options)
             )
@@ -383,12 +383,12 @@ class Gradients(Mapping[Value, "Tensor | None"]):
 
 
 def _window(state: OptimizerState) -> tuple[Value, list[Parameter], list[Value], tuple[Any, ...]]:
-    """(weight, parameters, their sums, key of a program) of what was accumulated."""
+    """(weight, parameters, their sums, key of a program) of the accumulated gradients."""
     window = state.window
     parameters = [p for p in state.parameters if p.stored in window.parameters and p.trainable]
     weight: Value = state.weight if window.weighted else constant(np.float32(1.0))
     return weight, parameters, [state.sums[p.stored] for p in parameters], (
-        window.weighted, *(p.stored for p in parameters), state.resting(parameters)
+        window.weighted, *(p.stored for p in parameters), state.ema_only(parameters)
     )  # fmt: skip
 
 

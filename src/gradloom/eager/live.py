@@ -1,4 +1,4 @@
-"""The traces that read parameters: whoever writes an array first lets those compute what was to read it."""
+"""The traces that read parameters: before an array is written, its pending readers are computed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..graph.stored import Stored, tell_before_writes
 
 
 class Reader(Protocol):
-    """What is asked of a Trace that reads parameters."""
+    """Interface of a Trace that reads parameters."""
 
     def reader(self, stored: Container[Stored]) -> str | None:
         """The name of a parameter among these arrays that the trace reads."""
 
     def overtaken(self, stored: Container[Stored]) -> None:
-        """Compute what is to read these arrays: they are about to be written."""
+        """Compute the pending readers of these arrays: they are about to be written."""
 
 
 _live: dict[int, weakref.ref[Any]] = {}

@@ -11,7 +11,7 @@ from ..run.backend import backend, check_heeded, is_device, named
 
 
 class TapeOptions(NamedTuple):
-    """Arguments of gl.compile that a tape is opened with; None: what the environment says."""
+    """Arguments of gl.compile that a tape is opened with; None: the environment's setting."""
 
     precision: str | None = None  # of products
     flush: bool | None = None  # denormal numbers are 0
@@ -27,7 +27,7 @@ DEFAULTS = TapeOptions()
 
 
 def checked(precision: str | None, flush: bool | None, device: str | None) -> TapeOptions:
-    """The options of a new tape; SettingError for what is not usable, BackendError where the device is not there."""
+    """The options of a new tape; SettingError for invalid values, BackendError where the device is absent."""
     name = named("grad_tape", device, None)
     if name != "cpu":
         if not is_device(name):

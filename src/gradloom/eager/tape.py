@@ -1,4 +1,4 @@
-"""The tape: what is computed inside of it has gradients.
+"""The tape: values computed inside it have gradients.
 
 Recording a loss computes nothing, and neither does `backward`: an optimiser's step runs forward, backward and update as
 one program (gradients.py), which is cached by the structure of the loss.
@@ -33,7 +33,7 @@ _local = threading.local()
 
 
 class GradTape(AttributeHints):
-    """Records what is computed while it is open; see gl.grad_tape."""
+    """Records operations while it is open; see gl.grad_tape."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class GradTape(AttributeHints):
         self._trace: Trace | None = None
         self._outer: Any = None
         self._watched: dict[Value, None] = {}
-        self.nodes: set[Node] | None = None  # of a tape inside of another one: what was recorded since it was opened
+        self.nodes: set[Node] | None = None  # of a nested tape: the nodes recorded since it was opened
 
     def __repr__(self) -> str:
         seed, step = self._random
@@ -94,9 +94,9 @@ class GradTape(AttributeHints):
         self._outer = None
 
     def watch(self, *tensors: Tensor | Parameter) -> None:
-        """Ask for gradients of these tensors, too. Trainable parameters need not be watched.
+        """Request gradients of these tensors as well. Trainable parameters need not be watched.
 
-        GradientError for what has no gradient: whole numbers, quantised values.
+        GradientError for values without a gradient: whole numbers, quantised values.
         """
         for x in tensors:
             if not isinstance(x, (Tensor, Parameter)):
@@ -213,16 +213,16 @@ def grad_tape(
     flush: bool | None = None,
     device: str | None = None,
 ) -> GradTape:
-    """`with gl.grad_tape() as tape:` what is computed inside has gradients: `tape.backward(loss)`.
+    """`with gl.grad_tape() as tape:` values computed inside have gradients: `tape.backward(loss)`.
 
     seed, step: of the masks that dropout draws; by default those of gl.seed and of a counter. precision: "bf16" rounds
     the operands of products to bf16, forward and backward; flush: denormal numbers are 0; both as in gl.compile.
     device: "cpu" (when not given), "gpu", "gpu:1": where forward, backward and updates are computed, and where
     parameters and moments stay between the steps (docs/devices.md). Tapes nest: gradients of an inner tape flow through
-    what was computed while it was open, and are themselves recorded by the outer one; precision, flush and device are
-    those of the outer one.
+    the operations recorded while it was open, and are themselves recorded by the outer one; precision, flush and device
+    are those of the outer one.
 
-    SettingError for what is not usable; BackendError where the device is not there.
+    SettingError for invalid values; BackendError where the device is absent.
     """
     return GradTape(seed, step, precision, flush, device)
 
@@ -246,7 +246,7 @@ def _settle_closed() -> None:
 
 
 class no_grad(ContextDecorator):
-    """`with gl.no_grad():` or `@gl.no_grad()`: what is computed inside is a constant to the tape that is open."""
+    """`with gl.no_grad():` or `@gl.no_grad()`: values computed inside are constants to the open tape."""
 
     def __init__(self) -> None:
         self._paused: list[Trace | None] = []

@@ -1,6 +1,6 @@
 """Tensor: a value that is computed when somebody looks at it; gl.tensor.
 
-A trace (trace.py) records what is done with tensors. What a tensor needs of it goes through `Tensor.recorder`."""
+A trace (trace.py) records operations on tensors. A tensor reaches it through `Tensor.recorder`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EagerRecorder(Recorder, Protocol):
     """Records what happens to tensors outside of all tapes."""
 
     def adopt(self, x: Tensor) -> Value:
-        """The input that stands for a tensor where ops are recorded now."""
+        """The input that represents a tensor in the current recording."""
 
     def make_room(self) -> None:
         """Compute what waits outside of all tapes, where that is much."""
@@ -55,7 +55,7 @@ class Tensor(Value):
     recorder: EagerRecorder  # set by trace.py
 
     trace: Any  # the Trace that recorded it; None: it was given
-    symbol: Any  # the Value that stands for it there
+    symbol: Any  # the Value that represents it there
     data: Numbers | None  # None: not yet computed
     error: GradloomError | None  # why it cannot be
 
@@ -94,6 +94,14 @@ class Tensor(Value):
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.array(self.computed(), dtype)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """A function of NumPy computes with the numbers of tensors and gives arrays."""
+
+        def numbers(x: Any) -> Any:
+            return x.numpy() if isinstance(x, Tensor) else type(x)(map(numbers, x)) if type(x) in (list, tuple) else x
+
+        return function(*numbers(args), **{name: numbers(x) for name, x in kwargs.items()})
 
     def item(self) -> Any:
         """The one number that it holds; ShapeError when there are several."""
@@ -148,9 +156,9 @@ new_tensor = object.__new__  # Tensor without its __init__
 
 def tensor(data: Any, dtype: str | DType | None = None) -> Tensor:
     """A tensor of these numbers (copied): f32 for floats, i32 for whole numbers of NumPy and lists of them, u8 for
-    bools, unless `dtype` says which; one whole number of Python is a float. A value of a graph is that value, so that
-    one function serves eager loops and graphs; inside of a tape tensors and parameters are themselves, too, and keep
-    their gradients.
+    bools, unless `dtype` states which; a single whole number of Python is a float. A value of a graph is that value, so
+    that one function serves eager loops and graphs; inside a tape tensors and parameters are returned as they are, and
+    keep their gradients.
 
     Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers or does not fit, and for
     masked arrays.

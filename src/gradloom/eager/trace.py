@@ -1,4 +1,4 @@
-"""Trace: what is computed eagerly is recorded first, and computed when somebody looks.
+"""Trace: eager operations are recorded first and computed when a value is read.
 
 A trace records ops as nodes of the same graph that everything else uses. Its nodes are interned: an op, its
 attributes and its inputs lead to the node that they made the first time, so a structure seen before costs one look-up
@@ -45,7 +45,7 @@ PENDING_MOST = 1024  # and anywhere
 
 
 class Trace:
-    """What a tape (or a thread, outside of all tapes) has recorded. See the top of this file."""
+    """The recording of a tape (or of a thread, outside all tapes). See the top of this file."""
 
     __slots__ = (
         "__weakref__", "adopted", "asked", "cache", "changed", "count", "counts", "drawn", "effects", "family",
@@ -60,7 +60,7 @@ class Trace:
         self.options = options  # of its programs
         self.asked = (seed, step)  # of random ops; None: gl.seed's, and the next count
         self.drawn: dict[str, float] = {}  # the settings of random ops, once some are run
-        self.over = False  # let go; what is recorded from then on belongs to the successor
+        self.over = False  # ended: the successor records
         self.successor: Trace | None = None
         self.changed = ""  # the parameter whose change ended it
         self.count = 0  # nodes
@@ -74,7 +74,7 @@ class Trace:
         self.cache: Cache = common  # that of the first parameter which is read
         self.slopes: list[weakref.ref[Any]] = []  # the Gradients that were asked for
         self.effects: list[Value] = []  # updates to carry out
-        self.writes: set[Stored] = set()  # what they write
+        self.writes: set[Stored] = set()  # arrays that they write
         self.written: dict[Stored, int] = {}  # how often this trace has written an array
         self.pinned: list[Tensor] = []
         self.counts: dict[str, int] = {}  # scope -> ordinal of its last random node
@@ -86,7 +86,7 @@ class Trace:
     # ---- recording -------------------------------------------------------------------------------------------
 
     def record(self, op: Declaration, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-        """What the op gives: a Tensor, or a tuple of them; of an update op the parameters that it writes."""
+        """The outputs of the op: a Tensor, or a tuple of them; of an update op the parameters that it writes."""
         with locks.building:
             return self.follow()._record(op, inputs, attrs) if self.over else self._record(op, inputs, attrs)
 
@@ -138,7 +138,7 @@ class Trace:
         return (given + number * 0x9E3779B97F4A7C15) % (1 << 62) if number else given
 
     def wrap(self, symbol: Value) -> Tensor:
-        """A tensor that stands for the value, to be computed when it is looked at."""
+        """A tensor that represents the value, computed when it is read."""
         if self.paused and symbol.dtype.is_float:
             symbol = self._node(ops.detach, (symbol,), {}).outputs[0]
         made = new_tensor(Tensor)
@@ -148,7 +148,7 @@ class Trace:
         return made
 
     def follow(self) -> Trace:
-        """The trace that goes on after this one was let go."""
+        """The trace that continues after this one has ended."""
         if self.family is None:
             return ambient()
         last = self
@@ -167,7 +167,7 @@ class Trace:
         return numbers(in_expression(data))
 
     def adopt(self, x: Tensor) -> Value:
-        """The input that stands here for a tensor from elsewhere."""
+        """The input that represents a tensor of another trace."""
         if self.over:
             return self.follow().adopt(x)
         symbol = self.adopted.get(x)
@@ -183,14 +183,14 @@ class Trace:
         return self.cache.input(len(self.slots) - 1, array.shape, kind)
 
     def _read(self, parameter: Parameter) -> Parameter:
-        """The leaf that stands for what the parameter holds now."""
+        """The leaf that represents the current contents of the parameter."""
         stored = parameter.stored
         if stored in self.writes:
             self.compute()
         if self.cache is common:
             self.cache = cache_of(parameter)
         leaf = parameter
-        if stored in self.written:  # what follows from it is not what followed from what it held before
+        if stored in self.written:  # values computed from its new contents differ from those computed before
             key = ("written", parameter, self.written[stored])
             leaf = self.cache.intern(key, lambda: stored_value(stored).node).outputs[0]  # type: ignore[assignment]
         if leaf not in self.reads:
@@ -201,7 +201,7 @@ class Trace:
         return leaf
 
     def _take(self, x: Any, inputs: Sequence[Any]) -> Value | None:
-        """What stands here for a number, an array or a value of a graph; None where all of it belongs to a graph."""
+        """The value that represents a number, an array or a graph value; None where all inputs belong to a graph."""
         if not isinstance(x, Value):
             given = numbers(in_expression(x))
             assert given.data is not None
@@ -253,7 +253,7 @@ class Trace:
     def _carry_out(self, node: Node) -> Any:
         """Record an update: it is carried out with the next program, once.
 
-        Other traces that read what it writes are computed now, and those that come to read it will have it carried out
+        Other traces that read the arrays it writes are computed now, and later readers will execute it
         first. So no two traces ever wait for each other.
         """
         targets = [update_target(v) for v in node.outputs]
@@ -281,7 +281,7 @@ class Trace:
         return alive
 
     def look(self) -> None:
-        """Compute what is alive; outside of all tapes that is all that was needed of it."""
+        """Compute all live tensors; outside all tapes the recording is then complete."""
         with locks.building:
             self.compute()
             if self.family is None:
@@ -295,7 +295,7 @@ class Trace:
         """
         with locks.building:
             alive = self.alive()
-            for held in self.slopes:  # who looks at one gradient looks at the others, too
+            for held in self.slopes:  # a caller that reads one gradient reads the others as well
                 slopes = held()
                 if slopes is not None:
                     alive += slopes.hold(alive, ends)
@@ -354,7 +354,7 @@ class Trace:
         return EagerProgram(outputs, effects, self.options)
 
     def settle(self, stored: Collection[Stored]) -> None:
-        """Call before this trace writes these arrays: other traces compute first what is to read the old values."""
+        """Call before this trace writes these arrays: other traces compute their readers of the old values first."""
         for one in self.writes:
             keep_promise(one)
         before_read(stored)
@@ -399,7 +399,7 @@ class Trace:
     # ---- ends ------------------------------------------------------------------------------------------------
 
     def overtaken(self, stored: Container[Stored]) -> None:
-        """Compute what is to read these arrays: they are about to be written."""
+        """Compute the pending readers of these arrays: they are about to be written."""
         hit = self.reader(stored)
         if hit is not None and not self.over:
             self.compute(ends=True)
@@ -410,7 +410,7 @@ class Trace:
         return next((p.name or "a parameter" for p in list(self.reads) if p.stored in stored), None)
 
     def release(self, changed: str) -> None:
-        """End the trace: forget what was recorded. All tensors that are alive have been computed."""
+        """End the trace and drop its recording. All live tensors have been computed."""
         unregister(self)
         self.over, self.changed = True, changed
         self.slots, self.pending, self.slopes, self.latest = [], [], [], []

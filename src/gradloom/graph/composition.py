@@ -1,4 +1,4 @@
-"""Compositions: what a fused or backward op is, written once in simpler ops, and the rules that follow from it.
+"""Compositions: a fused or backward op, written once in simpler ops, and the rules derived from it.
 
     composition (values, attributes) -> values
         shape       build it on values of these shapes and read off the results
@@ -6,7 +6,7 @@
         vjp         build it on the node's inputs and differentiate it
         fall-back   build it in place of the node, for a backend without its kernel (transform/expand.py)
 
-An op that states a shape rule, a reference or a vjp of its own beside its composition uses that one: for
+An op that states a shape rule, a reference or a vjp of its own in addition to its composition uses that one: for
 messages of its own, as an independent check, and where a fused backward op exists.
 """
 
@@ -29,7 +29,7 @@ from .value import Node, Value, builds_graphs
 
 
 def as_results(made: Any) -> tuple[Any, ...]:
-    """What a rule answers, as one entry per output."""
+    """The result of a rule, as one entry per output."""
     return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
 
@@ -59,7 +59,7 @@ class Composition:
     def reference(self, name: str = "", ids: Rule | None = None) -> Rule:
         """The reference that follows: arrays in, arrays out, real numbers in the dtype of the real inputs.
 
-        ids: the rule that says which row numbers the op called `name` takes; others are a DataError.
+        ids: the rule that gives the row numbers that the op called `name` takes; others are a DataError.
         """
 
         @builds_graphs
@@ -113,7 +113,7 @@ class Composition:
 
 def composed(node: Node, inputs: Sequence[Value | None], device: str | None = None) -> tuple[Value, ...]:
     """The outputs of a node from these inputs by its op's composition; the new nodes carry its name and its line, and
-    are said to run on `device`, or where the node is said to run."""
+    are assigned to `device`, or to the device of the node."""
     with scope(node.name) if node.name else nullcontext():
         results = as_results(node.op.call("composition", node.attrs | node.op.bind_inputs(inputs)))
     given = {v.node for v in inputs if v is not None}

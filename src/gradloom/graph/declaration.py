@@ -1,10 +1,9 @@
-"""Declaration: all that gradloom knows about an op, as a literal of `declare.op` states it; and what it consists of:
+"""Declaration: everything that gradloom knows about an op, as a literal of `declare.op` states it, and its parts:
 inputs, outputs, attributes, rules, the specs that shape rules see, samples.
 
 The rules of an op (shape, composition, vjp, reference, view, cost, ids) are plain functions whose parameters are called
-by name: the op's inputs, outputs and attributes, `g` or `g_<output>` for incoming gradients. A rule asks for what it
-needs.
-"""
+by name: the op's inputs, outputs and attributes, `g` or `g_<output>` for incoming gradients. A rule asks for the values
+it needs."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class Spec(Shaped):
 
 
 class Reject(Exception):
-    """Raised by a shape rule: what is wrong, and what would be right."""
+    """Raised by a shape rule: the fault, and the requirement."""
 
     def __init__(self, seen: str, need: str, kind: type[GradloomError] = ShapeError) -> None:
         super().__init__(seen)
@@ -82,7 +81,7 @@ class Attr:
 class IdRange:
     """Which whole numbers one input of an op may hold: 0..count - 1, and `ignored` where there is one.
 
-    count None: 0..t for token t, the place along the input's last axis. noun: what the numbers are, for messages.
+    count None: 0..t for token t, the place along the input's last axis. noun: the name of the numbers, for messages.
     """
 
     input: str
@@ -108,7 +107,7 @@ class IdRange:
 
 @dataclass(frozen=True)
 class Sample:
-    """What to test an op with: inputs (arrays in declared order, None for an absent one, groups flat), attributes."""
+    """Test input of an op: inputs (arrays in declared order, None for an absent one, groups flat), attributes."""
 
     inputs: tuple[Any, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
@@ -214,7 +213,7 @@ RULES = ("shape", "composition", "vjp", "reference", "view", "cost", "ids")
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Declaration:
-    """What is declared of an op: data, and rules that are called by name.
+    """Declaration of an op: data, and rules that are called by name.
 
     name, family      of the op, and of the file that declares it
     doc               first line: the formula; then where it comes from
@@ -228,17 +227,17 @@ class Declaration:
     vjp               rule: one gradient (f32, of public ops) per declared input; or no_gradient="why not". `needed`
                       is the set of inputs whose gradients are looked at
     no_gradient_to    {input: why}: inputs that may get None for a gradient; None for any other is an error
-    reference         NumPy definition, float64 in, float64 out; a tuple for several outputs. Beside a composition it
-                      is an independent check. `rounded` tells it whether the operands are bf16 (see rounds): of an op
-                      that multiplies what it has computed itself, and rounds that as well
+    reference         NumPy definition, float64 in, float64 out; a tuple for several outputs. With a composition it
+                      is an independent check. `rounded` states whether the operands are bf16 (see rounds): for an op
+                      that multiplies values it has computed itself, and rounds these as well
     may_overwrite     {output: inputs whose buffer it may take}; in a declaration also the inputs of the first output
     view              rule (shape, strides of the first input, attributes) -> (offset, strides) in elements or None:
                       the output needs no kernel
     dense             inputs that must be row-major without gaps (the planner copies where they are not)
     unit              inputs of which one of the last two axes must have stride 1 (matrices, transposed or not)
-    rounds            inputs that precision="bf16" rounds to bf16: the operands of a product, what a gated unit keeps
-                      for its gradient, and that of which only the sign is read. Where the first of them is bf16, the
-                      kernel rounds the others, and so does the reference (graph/composition.py: by_reference)
+    rounds            inputs that precision="bf16" rounds to bf16: the operands of a product, the values that a gated
+                      unit keeps for its gradient, and that of which only the sign is read. Where the first of them is
+                      bf16, the kernel rounds the others, and so does the reference (graph/composition.py: by_reference)
     updates           "w=w m=m": outputs that are written to the storage of an input
     cost              rule: (flops, bytes); by default one flop per output element, all bytes once
     ids               rule: the IdRange of the input that holds row numbers; None where it holds none
@@ -304,7 +303,7 @@ class Declaration:
     # ---- rules, called by name -----------------------------------------------------------------------
 
     def call(self, rule: str, scope: Mapping[str, Any]) -> Any:
-        """Call a rule with what it asks for out of scope."""
+        """Call a rule with the values that it asks for, taken from scope."""
         return getattr(self, rule)(**{n: scope[n] for n in self.wants[rule]})
 
     def id_range(self, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> IdRange | None:

@@ -96,6 +96,6 @@ def _refuse_gaps(spec: OpSpec) -> None:
     ):
         gaps.append("updates, dense, unit or rounds name an unknown input or output")
     if not set(spec.no_gradient_to) <= inputs or (spec.no_gradient_to and spec.vjp is None):
-        gaps.append("no_gradient_to of inputs, beside a vjp")
+        gaps.append("no_gradient_to of inputs, together with a vjp")
     if gaps:
         raise AssertionError(f"op {spec.name} needs: {'; '.join(gaps)}")

@@ -131,12 +131,12 @@ def _declared(node: Node, position: int, depends: Collection[Value]) -> None:
 def _no_gradient(node: Node, why: str | None) -> GradientError:
     return GradientError(
         f"{node.op.name} has no gradient: {why}; node {node.label}; keep it out of the path from the loss to the "
-        "parameters, or detach what is computed from it"
+        "parameters, or detach the values computed from it"
     )
 
 
 def _named_after(node: Node, make: Callable[[], R], device: str | None = None) -> R:
-    """What a node's gradient consists of, as `make` makes it, is called after the node and said to run on `device`, or
+    """The nodes of a node's gradient, as `make` builds them, are named after the node and assigned to `device`, or
     where the node is."""
     device = device or node.device
     if device is not None and device != current_device():
@@ -156,8 +156,8 @@ def _total(terms: Sequence[Value], node: Node) -> Value | None:
     are on one device."""
     if len(terms) < 2:
         return terms[0] if terms else None
-    said = {term.node.device for term in terms}
-    return _named_after(node, lambda: reduce(REGISTRY["add"], terms), said.pop() if len(said) == 1 else None)
+    devices = {term.node.device for term in terms}
+    return _named_after(node, lambda: reduce(REGISTRY["add"], terms), devices.pop() if len(devices) == 1 else None)
 
 
 def _ones(value: Value) -> Value:

@@ -31,7 +31,7 @@ def reachable(values: Iterable[Value], effects: bool = False, since: int = 0) ->
 
 
 def check_graph(nodes: Sequence[Node]) -> None:
-    """Infer every shape and dtype again and hold it against what the nodes say; inputs must come before their users."""
+    """Infer every shape and dtype again and compare it with those of the nodes; inputs must precede their users."""
     seen: set[Node] = set()
     for node in nodes:
         for value in node.inputs:
@@ -40,13 +40,13 @@ def check_graph(nodes: Sequence[Node]) -> None:
         inferred = REGISTRY[node.op.name].infer(node.inputs, node.attrs)
         if [(s.shape, s.dtype) for s in inferred] != [(v.shape, v.dtype) for v in node.outputs]:
             stated = [Spec(v.shape, v.dtype) for v in node.outputs]
-            raise GraphError(f"graph: {node.label} says {stated}; its op infers {list(inferred)}")
+            raise GraphError(f"graph: {node.label} states {stated}; its op infers {list(inferred)}")
         seen.add(node)
     check_updates(nodes)
 
 
 def check_updates(nodes: Iterable[Node]) -> None:
-    """GraphError unless updates write to parameters, and nobody reads what they do not write."""
+    """GraphError unless updates write to parameters, and nothing reads outputs that they do not write."""
     for node in nodes:
         if node.op.updates:
             _check_targets(node)

@@ -25,7 +25,7 @@ def as_value(x: Any) -> Value:
     """A value as it is; a number or array becomes a constant (f32 for floats and for one whole number, i32 for integer
     arrays, u8 for bools).
 
-    Inside of a tape they become an input of what is recorded.
+    Inside a tape they become an input of the recorded program.
     """
     if isinstance(x, Value):
         return x
@@ -35,7 +35,7 @@ def as_value(x: Any) -> Value:
 
 def constant(data: Any, kind: str | DType | None = None, name: str = "") -> Value:
     """A constant node holding `data` (copied): f32 for floats, i32 for whole numbers of NumPy and lists of them, u8 for
-    bools, unless `kind` says which; one whole number of Python is a float.
+    bools, unless `kind` states which; a single whole number of Python is a float.
 
     Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers, is masked, or does not fit.
     """
@@ -90,7 +90,7 @@ class Parameter(Value):
     """A value whose array outlives the run. `numpy()` copies it out, `assign` replaces it; `trainable` may be set:
     one that is not trainable is frozen, which no optimiser touches.
 
-    `programs` is where gradloom.eager keeps what it compiled: it goes when the parameter goes.
+    `programs` holds the programs compiled by gradloom.eager; they are freed with the parameter.
     """
 
     __slots__ = ("programs", "stored")
@@ -145,7 +145,7 @@ class Parameter(Value):
             if data.recorder is None and not isinstance(data, Parameter):
                 _check_unchanged(data, self)
                 data = import_module("gradloom.eager.trace").current().take(data)
-            before_write((self.stored,))  # what was recorded with the old contents, these data too, is computed now
+            before_write((self.stored,))  # expressions of the old contents, `data` too, are computed now
         self.stored.assign(data)
 
 

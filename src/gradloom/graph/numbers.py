@@ -1,4 +1,4 @@
-"""Numbers of Python and NumPy as the arrays that a graph holds: which dtype they get, and what is refused."""
+"""Numbers of Python and NumPy as the arrays that a graph holds: their dtypes, and the values that are rejected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kind_of(data: Any) -> DType:
 
 
 def in_expression(data: Any) -> Any:
-    """Numbers as they count beside values in an expression: one whole number, also of NumPy, is a float."""
+    """Numbers as operands of graph values in an expression: a single whole number, also of NumPy, is a float."""
     if isinstance(data, (np.integer, np.ndarray)) and data.ndim == 0 and data.dtype.kind in "iu":
         return int(data)
     return data

@@ -18,7 +18,7 @@ from .streams import next_stream
 from .value import Node, Value, describe, recording
 
 MAX_RANK = 6
-INFERRED = 4096  # at most so many results of its shape rule are kept by an op
+INFERRED = 4096  # the number of shape rule results that an op caches
 
 REGISTRY: dict[str, OpSpec] = {}  # every op by its name: the leaves, and what ops/ adds
 
@@ -168,5 +168,5 @@ def _registered(name: str) -> OpSpec:
 
 
 def _constant(data: Any) -> Value:
-    """A number or array that stands among the inputs of an op."""
+    """A number or array among the inputs of an op."""
     return REGISTRY["constant"].node((), {"data": constant_array(in_expression(data))}).outputs[0]

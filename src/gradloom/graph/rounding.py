@@ -15,14 +15,14 @@ _left_out: ContextVar[str] = ContextVar("gradloom_roundings_left_out", default="
 
 def to_bf16(x: np.ndarray, operand: bool = False) -> np.ndarray:
     """The numbers rounded to bf16, in the dtype that they have; as they are where `unrounded` leaves that out.
-    operand: they are what a product is given, not what an op has computed."""
+    operand: the rounded values are those that a product reads, not those that an op computes."""
     skipped = _left_out.get() == "all" or (_left_out.get() == "computed" and not operand)
     return x if skipped else x.astype(bf16.numpy).astype(x.dtype)
 
 
 @contextmanager
 def unrounded(operands: bool) -> Iterator[None]:
-    """References do not round to bf16 what they compute inside of the block, nor, where `operands`, what they read."""
+    """Inside the block references do not round computed values to bf16, nor, with `operands`, the values they read."""
     before = _left_out.set("all" if operands else "computed")
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where a node is made: the scope that is open, the user's line, and the device that nodes are said to run on."""
+"""Where a node is created: the open scope, the user's line, and the device assigned to nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _location(frame: FrameType) -> str:
         path = frame.f_code.co_filename
         name = _shown.get(path)
         if name is None:
-            # contextlib lies between a function and its decorator
+            # contextlib adds a frame between a function and its decorator
             ours = path.startswith(_PACKAGE) or "site-packages" in path or path == contextlib.__file__
             name = _shown[path] = "" if ours else os.path.basename(path)
         if name or frame.f_back is None:
@@ -66,7 +66,7 @@ def scope(name: str) -> Iterator[None]:
 
 
 def enter_scope(name: str) -> Token[str]:
-    """The scope of this name inside the current one; what it answers goes to leave_scope."""
+    """Open the scope of this name inside the current one; the result is an argument of leave_scope."""
     outer = _scope.get()
     return _scope.set(f"{outer}.{name}" if outer else name)
 
@@ -82,12 +82,12 @@ def current_scope() -> str:
 
 @contextmanager
 def device(name: str | None) -> Iterator[None]:
-    """Nodes made inside are said to run on a device, and arrays made inside to lie there, in programs of several
-    devices (gl.compile(devices=), docs/devices.md): "cpu", "gpu", "gpu:1". None: nothing is said of them. The innermost
+    """Assign a device to nodes and arrays created inside, for programs on several
+    devices (gl.compile(devices=), docs/devices.md): "cpu", "gpu", "gpu:1". None: no device is assigned. The innermost
     counts.
 
-    Gradients run where their forward nodes do, wherever gl.gradients is called. What is computed eagerly has one
-    device, that of its tape: SettingError here, as for what is no name, and for a device that is not there.
+    Gradients run where their forward nodes do, wherever gl.gradients is called. Eager computations have one
+    device, that of its tape: SettingError here, for an invalid name, and for an absent device.
     """
     outer = _asked.set(None if name is None else device_there("device", name))
     try:
@@ -98,7 +98,7 @@ def device(name: str | None) -> Iterator[None]:
 
 
 def device_name(who: str, name: object) -> str:
-    """The name of a device as programs have it: "gpu:0" is "gpu". SettingError for what is no name."""
+    """The name of a device in canonical form: "gpu:0" is "gpu". SettingError for an invalid name."""
     if not isinstance(name, str) or not name:
         raise SettingError(setting="device", seen=name, need="a name, such as 'cpu' or 'gpu'", place=who)
     return name.removesuffix(":0")
@@ -127,5 +127,5 @@ def current_device() -> str | None:
 
 
 def asked_device() -> str | None:
-    """The device of the innermost `device` that is open, whatever modules say."""
+    """The device of the innermost `device` that is open, regardless of the devices of modules."""
     return _asked.get()

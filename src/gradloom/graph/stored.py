@@ -41,7 +41,7 @@ def zeros(shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(np.float32(0), shape)
 
 
-# Eager computing is lazy: what reads an array may still be outstanding when the array is about to be written, and a
+# Eager computation is lazy: readers of an array may still be pending when the array is about to be written, and a
 # write when it is about to be read.
 _readers: list[Callable[[Iterable[Stored]], object]] = []
 _waiting: list[Callable[[Iterable[Stored]], bool]] = []
@@ -49,7 +49,8 @@ _promised: dict[Stored, Callable[[], object]] = {}
 
 
 def tell_before_writes(reader: Callable[[Iterable[Stored]], object], waits: Callable[[Iterable[Stored]], bool]) -> None:
-    """`reader` is called with the arrays that are about to be written; waits(arrays) tells whether it has to be."""
+    """`reader` is called with the arrays that are about to be written; waits(arrays) returns whether that is
+    necessary."""
     _readers.append(reader)
     _waiting.append(waits)
 
@@ -65,7 +66,7 @@ def keep_promise(stored: Stored) -> None:
 
 
 def before_read(stored: Iterable[Stored]) -> None:
-    """To be called before arrays are read: carries out what was promised."""
+    """Call before arrays are read: executes pending writes."""
     if _promised:
         for one in stored:
             write = _promised.get(one)
@@ -74,7 +75,7 @@ def before_read(stored: Iterable[Stored]) -> None:
 
 
 def before_write(stored: Sequence[Stored]) -> None:
-    """To be called before arrays are written: carries out what is outstanding."""
+    """Call before arrays are written: executes pending reads."""
     before_read(stored)
     for reader in _readers:
         reader(stored)
@@ -88,12 +89,12 @@ class Away(Protocol):
         """The device: the same object for all arrays on it."""
 
     def bring(self, several: Sequence[tuple[Any, np.ndarray]]) -> None:
-        """Copy what lies on this device into the memory of arrays here, in one transfer: pairs (Away, array without
+        """Copy arrays from this device into the memory of arrays here, in one transfer: pairs (Away, array without
         gaps)."""
 
 
 def bring_home(stored: Sequence[Stored]) -> None:
-    """To be called before a program reads or writes arrays by their addresses, or before several are read: what lies on
+    """To be called before a program reads or writes arrays by their addresses, or before several are read: contents on
     one device comes in one transfer."""
     for one in stored:
         if one.away is not None:
@@ -130,7 +131,7 @@ _trainable_changes = 0
 
 
 def trainable_changes() -> int:
-    """How often an array was declared frozen or trainable after it was made: what was built for gradients before such a
+    """How often an array was declared frozen or trainable after it was created: graphs of gradients built before such a
     change is built again."""
     return _trainable_changes
 
@@ -139,7 +140,7 @@ def trainable_changes() -> int:
 def held(reads: Sequence[Stored], writes: Sequence[Stored] = ()) -> Iterator[None]:
     """Holds the lock of all stored arrays, with nothing outstanding that writes these arrays or reads `writes`.
 
-    Where this thread holds the lock already, what has become outstanding since comes after.
+    Where this thread holds the lock already, readers that became pending since then follow.
     """
     if locks.has_memory():
         yield
@@ -186,11 +187,11 @@ def replace(contents: Mapping[Stored, object]) -> None:
 class Stored(Shaped):
     """A named array with a fixed shape and dtype that outlives a run.
 
-    role: what may be done with it (see Role). version: counts the writes: `write`, assignments, runs that updated it.
+    role: the permitted operations (see Role). version: counts the writes: `write`, assignments, runs that updated it.
     check: called before each run that reads the array, where there is one. has_optimizer: an optimiser was made with
     this among its parameters. serial: counts the arrays in the order in which they were made. Its memory is
-    reached by `read` and `write`; of a quantised dtype it holds the bytes of the blocks. device: where the caller said
-    that programs on several devices keep it, None where nothing was said. away: who holds the newest
+    reached by `read` and `write`; of a quantised dtype it holds the bytes of the blocks. device: the device on which
+    programs on several devices keep it, None where none was assigned. away: holds the newest
     contents, when a program on another device has written them; whoever reads or writes the array here gets them first.
     stack: its layout, where it holds several equal arrays.
 
@@ -272,7 +273,7 @@ class Stored(Shaped):
 
     @property
     def _memory(self) -> np.ndarray:
-        """The memory itself, whose contents may be older than those on a device; what is deferred is made now."""
+        """The memory itself, whose contents may be older than those on a device; a deferred array is created now."""
         if self._array is None:
             with locks.memory:
                 if self._make is not None:
@@ -351,7 +352,7 @@ class Stored(Shaped):
     def read(self) -> np.ndarray:
         """The contents where they lie: a read-only view, no copy; of a quantised dtype the bytes of the blocks.
 
-        The view shows later writes, too. Read inside of `held` where another thread may write; `numpy` copies.
+        The view reflects later writes. Read inside of `held` where another thread may write; `numpy` copies.
         """
         view = self._contents.view()
         view.flags.writeable = False
@@ -363,11 +364,11 @@ class Stored(Shaped):
         if self.role == "frozen":
             raise GraphError(f"{self.name}: it is frozen and only read; need an array that may be written")
         with locks.memory:
-            if self._array is None:  # what is deferred is not wanted
+            if self._array is None:  # a deferred array is not needed
                 self._array, self._make = self._own(data), None
             else:
                 shared = isinstance(data, np.ndarray) and np.may_share_memory(data, self._array)
-                array = self._contents if shared else self._array  # what a device has is not wanted: it may be lost
+                array = self._contents if shared else self._array  # contents on a device are not needed
                 array[...] = data
             self.away = None
         self.version += 1

@@ -12,14 +12,14 @@ from .value import Node, Value
 
 
 def named(stored: Stored) -> Hashable:
-    """What stands for an array in another process: its name and kind, not its numbers."""
+    """Identifies an array across processes: its name and kind, not its numbers."""
     return (stored.name, stored.shape, stored.dtype.name, stored.role)
 
 
 def structure(values: Iterable[Value], of: Callable[[Stored], Hashable] = id) -> Hashable:
     """What makes two graphs the same program: ops, attributes, shapes, wiring, and which arrays they touch.
 
-    of: what stands for an array.
+    of: maps an array to its identifier.
     """
     number: dict[Any, int] = {}
     lines = []
@@ -35,7 +35,7 @@ def digests(values: Iterable[Value], of: Callable[[Stored], Hashable] = named) -
     """A digest for each value, of all that it is computed from: ops, attributes, shapes, wiring, arrays. It is the same
     in another process, and whichever nodes were made first.
 
-    of: what stands for an array.
+    of: maps an array to its identifier.
     """
     found: dict[Node, str] = {}
     values = list(values)

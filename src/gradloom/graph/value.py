@@ -1,6 +1,6 @@
 """Node and Value: the graph itself.
 
-A node is one application of an op; a value is one of its outputs, and what users hold. Both never change.
+A node is one application of an op; a value is one of its outputs, the object that users hold. Both are immutable.
 Node ids grow with creation, so the order of ids is always a topological order.
 """
 
@@ -31,16 +31,16 @@ _operators: dict[str, Callable[..., Value]] = {}
 
 
 class Recorder(Protocol):
-    """Records what is computed eagerly: a gradloom.eager.trace.Trace."""
+    """Records eager computations: a gradloom.eager.trace.Trace."""
 
     def record(self, op: Declaration, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-        """What the op gives; NotImplemented where all of it belongs to a graph that is being built."""
+        """The outputs of the op; NotImplemented where all inputs belong to a graph that is being built."""
 
     def value(self, data: Any) -> Value:
         """Numbers that stand in an expression."""
 
     def follow(self) -> Any:
-        """Who goes on where this one has ended; itself where it has not."""
+        """The recorder that continues after this one has ended; itself while it has not."""
 
 
 recording: ContextVar[Recorder | None] = ContextVar("gradloom_recording", default=None)  # of the open tape
@@ -73,7 +73,7 @@ class Node:
     inputs holds one entry per declared input: a Value, None for an absent optional one; the groups of a
     variadic op follow flat. `effects` are update values that belong to whoever computes this node (running
     statistics); `after` are nodes that must have run before; `losses` are the outputs that gl.set_loss marked; `device`
-    is where the caller said that this node is computed (gl.device), None where nothing was said, and of leaves;
+    is the device that the caller assigned (gl.device), None where none was assigned, and of leaves;
     `versions` are those of the parameters among the inputs when the node was made (see Parameter.assign).
     """
 
@@ -133,7 +133,7 @@ class Value(Shaped, AttributeHints):
 
     __slots__ = ("__weakref__", "dtype", "index", "node", "shape")
     __array_priority__ = 1000  # numpy_array * value asks the value
-    recorder: Recorder | None = None  # of an eager value: records what is done with it outside of all tapes
+    recorder: Recorder | None = None  # of an eager value: records operations on it outside all tapes
 
     def __init__(self, node: Node, index: int, shape: Shape, dtype: DType) -> None:
         self.node = node

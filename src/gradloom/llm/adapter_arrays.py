@@ -1,4 +1,4 @@
-"""AdapterArrays: what an adapter file says, in whichever format, and whether it fits a base."""
+"""AdapterArrays: the contents of an adapter file in either format, and checks against a base."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass
 class AdapterArrays:
-    """What an adapter file says.
+    """The contents of an adapter file.
 
     architecture  of the base, as in its general.architecture
-    alpha         numerator of the scale: s = alpha / r for each pair, 1 where alpha is 0
-    pairs         base tensor -> (lora_a, lora_b), f32, shaped as in the GGUF file (see above)
-    rslora        alpha is the user's alpha * sqrt(r): what PEFT's use_rslora makes of it
-    texts         further keys of the GGUF file that are texts: general.name and the like; in PEFT's folder those of
-                  the .safetensors file
+    alpha         numerator of the scale: s = alpha / r for each pair, or 1 if alpha is 0
+    pairs         base tensor -> (lora_a, lora_b), f32, with the shapes of the GGUF file (see adapter_gguf.py)
+    rslora        alpha is the user's alpha * sqrt(r), PEFT's use_rslora
+    texts         other text metadata, such as general.name: of the GGUF file, or of PEFT's .safetensors file
     """
 
     architecture: str
@@ -38,7 +37,7 @@ class AdapterArrays:
 
     @property
     def chat_template(self) -> str | None:
-        """The template that the chats were trained through, where it is not the base's own."""
+        """The chat template used for training, unless it is the base's own."""
         return self.texts.get(CHAT_TEMPLATE) or None
 
     def rank(self, name: str) -> int:
@@ -48,7 +47,7 @@ class AdapterArrays:
         return self.alpha / self.rank(name) if self.alpha else 1.0
 
     def delta(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
-        """Rows begin:end of what is added to the base tensor, s B A, f64 [rows, n_in]."""
+        """Rows begin:end of s B A, the change of the base tensor, f64 [rows, n_in]."""
         a, b = self.pairs[name]
         if name == EMBEDDING:
             a, b = b.T, a
@@ -56,12 +55,12 @@ class AdapterArrays:
 
 
 def check_fits(adapter: AdapterArrays, base: GGUF, path: str | os.PathLike[str] = "adapter") -> None:
-    """FileError, naming `path`, unless every pair fits the tensor of that name in the base."""
+    """Raise FileError, naming `path`, unless every pair fits the tensor of that name in the base."""
     architecture = text_of(base, "general.architecture")
     if adapter.architecture != architecture:
         raise FileError(
             f"{path}: is an adapter for architecture {adapter.architecture!r}, and {base.path} is {architecture!r}; "
-            "need the model that it was made for"
+            "need the model that it was trained on"
         )
     if EMBEDDING in adapter.pairs and "output.weight" not in base.tensors:
         raise FileError(
@@ -83,7 +82,7 @@ def check_fits(adapter: AdapterArrays, base: GGUF, path: str | os.PathLike[str] 
 def pairs_of(
     path: str | os.PathLike[str], halves_by_tensor: Mapping[str, Mapping[str, np.ndarray]], first: str, second: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Base tensor -> (lora_a, lora_b) in the file's shapes; FileError for halves and ranks that differ."""
+    """Base tensor -> (lora_a, lora_b) in the file's shapes. Raises FileError for missing halves and different ranks."""
     pairs = {}
     for name, halves in halves_by_tensor.items():
         if len(halves) != 2:
@@ -103,7 +102,7 @@ def pairs_of(
 
 
 def finite(where: str, array: Any) -> np.ndarray:
-    """The array as f32; FileError, which begins with `where`, for numbers that are not finite."""
+    """The array as f32. Raises FileError, starting with `where`, for numbers that are not finite."""
     values = np.asarray(array, np.float32)
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
@@ -114,12 +113,12 @@ def finite(where: str, array: Any) -> np.ndarray:
 
 
 def check_alpha(where: str | os.PathLike[str], adapter: AdapterArrays) -> None:
-    """FileError, which begins with `where`, unless alpha is a finite f32."""
+    """Raise FileError, starting with `where`, unless alpha is a finite f32."""
     if not abs(adapter.alpha) <= LARGEST:
         raise FileError(f"{where}: alpha is {adapter.alpha:g}; need a finite f32")
 
 
 def text_of(file: GGUF, key: str) -> str:
-    """A metadata value that should be a text; "" where there is none, the repr of any other."""
+    """A text in the metadata; "" if it is missing, the repr of a value that is not a text."""
     value = file.metadata.get(key, "")
     return value if isinstance(value, str) else repr(value)[:60]

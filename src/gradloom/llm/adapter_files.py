@@ -1,4 +1,4 @@
-"""Adapter files: GGUF as llama.cpp loads it (adapter_gguf.py), or a folder of PEFT (adapter_peft.py)."""
+"""Adapter files: GGUF for llama.cpp (adapter_gguf.py), or a folder for PEFT (adapter_peft.py)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .adapter_peft import PEFT_CONFIG, PEFT_WEIGHTS, read_peft
 
 
 def read_adapter(path: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
-    """Read a .gguf adapter, or a folder (or .safetensors) of PEFT, for a base; FileError when it does not fit."""
+    """Read a .gguf adapter, or a folder (or .safetensors) of PEFT. Raises FileError if it does not fit the base."""
     if os.path.isdir(path) or Path(path).suffix == ".safetensors":
         return read_peft(path, base)
     return read_adapter_gguf(path, base)
 
 
 def files_given(path: str | os.PathLike[str]) -> list[Path]:
-    """What read_adapter reads for this path: a file or a folder, or the two files of PEFT where one is named."""
+    """The paths that read_adapter reads: a file or a folder, or PEFT's two files for its .safetensors."""
     given = Path(path)
     return [given.parent / name for name in (PEFT_WEIGHTS, PEFT_CONFIG)] if given.suffix == ".safetensors" else [given]

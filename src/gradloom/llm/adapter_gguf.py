@@ -1,4 +1,4 @@
-"""Adapters as GGUF files, as llama.cpp loads them.
+"""Adapters as GGUF files for llama.cpp.
 
 llama.cpp: src/llama-adapter.cpp, convert_lora_to_gguf.py. Keys: general.type "adapter", general.architecture,
 adapter.type "lora", adapter.lora.alpha f32. Tensors, for a base tensor W [n_out, n_in] and rank r, in NumPy's order:
@@ -6,8 +6,8 @@ adapter.type "lora", adapter.lora.alpha f32. Tensors, for a base tensor W [n_out
     <base>.lora_a [r, n_in], <base>.lora_b [n_out, r]            W += s B A
     token_embd.weight.lora_a [vocabulary, r], .lora_b [d, r]     W += s A B^T: rows of A are looked up by token
 
-with s = alpha / r, or s = 1 where alpha is 0 or absent: r is read from each pair, alpha is one number for the file.
-A scale of alpha / sqrt(r) (rsLoRA, arXiv 2312.03732) has no key of its own: alpha * sqrt(r) is written instead.
+with s = alpha / r, or s = 1 if alpha is 0 or absent. r is that of each pair, alpha that of the file. For a scale of
+alpha / sqrt(r) (rsLoRA, arXiv 2312.03732), which has no key, alpha * sqrt(r) is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .adapter_arrays import LARGEST, AdapterArrays, check_alpha, check_fits, fin
 
 
 def write_adapter_gguf(path: str | os.PathLike[str], adapter: AdapterArrays) -> int:
-    """Write an adapter that llama.cpp loads; whole or not at all. Returns its bytes. FileError when it cannot be."""
+    """Write an adapter for llama.cpp atomically. Returns its size in bytes. Raises FileError."""
     if not adapter.pairs:
         raise FileError(f"{path}: the adapter has no tensors; need at least one pair")
     check_alpha(path, adapter)
@@ -46,8 +46,8 @@ def write_adapter_gguf(path: str | os.PathLike[str], adapter: AdapterArrays) -> 
 def read_adapter_gguf(path: str | os.PathLike[str], base: GGUF | None = None) -> AdapterArrays:
     """Read an adapter; with a base, also check that it fits.
 
-    FileError: no whole GGUF file, no LoRA adapter, half of a pair, shapes that do not fit each other or the base, a
-    tensor that the base does not have, another architecture, numbers that are not finite.
+    Raises FileError for a damaged GGUF file, a file that is not a LoRA adapter, half of a pair, shapes that do not fit
+    each other or the base, a tensor that the base lacks, another architecture, numbers that are not finite.
     """
     file = open_gguf(path)
     if text_of(file, "general.type") != "adapter":
@@ -66,7 +66,9 @@ def read_adapter_gguf(path: str | os.PathLike[str], base: GGUF | None = None) ->
     for name, tensor in file.tensors.items():
         stem, _, ending = name.rpartition(".")
         if ending not in ("lora_a", "lora_b") or not stem:
-            raise FileError(f"{path}: tensor {name!r} is no part of a pair; need names that end in .lora_a and .lora_b")
+            raise FileError(
+                f"{path}: tensor {name!r} is not part of a pair; need names that end in .lora_a and .lora_b"
+            )
         if len(tensor.shape) != 2:
             raise FileError(f"{path}: {name} has shape {list(tensor.shape)}; need 2 axes")
         file.check_weight(name)

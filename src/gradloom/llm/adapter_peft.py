@@ -1,8 +1,7 @@
-"""Adapters as PEFT's folders: adapter_model.safetensors and adapter_config.json.
+"""Adapters as folders for PEFT: adapter_model.safetensors and adapter_config.json.
 
-Names are those of Hugging Face's modules. GGUF files of the llama architecture hold the rows of q and k in another
-order (pairs side by side, where Hugging Face has halves), so the rows of B of q and k are reordered on the way; qwen2
-and qwen3 keep the order.
+Names are those of Hugging Face's modules. Families with interleaved pairs (llama) permute the rows of q and k in GGUF
+files, so the rows of B of q and k are permuted too.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 from ..base.errors import FileError, one_line
 from ..files import atomic_write, load_arrays, read_together, save_arrays, together
 from ..files.gguf import GGUF
+from . import families
 from .adapter_arrays import (
     CHAT_TEMPLATE,
     EMBEDDING,
@@ -30,45 +30,35 @@ from .adapter_arrays import (
     pairs_of,
     text_of,
 )
+from .family import END_MODULES, LINEARS, MODULES, Family
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
-# Hugging Face's module -> GGUF's tensor, for the architectures of _PEFT_ARCHITECTURES
-_BLOCK = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_MODULES = {tensor: module for module, tensor in _BLOCK.items()}
-_ENDS = {"model.embed_tokens": EMBEDDING, "lm_head": "output.weight"}
-_END_MODULES = {tensor: module for module, tensor in _ENDS.items()}
-_PEFT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_BLOCK = {tensor: module for module, tensor in MODULES.items()}
+_ENDS = {f"{tensor}.weight": module for module, tensor in END_MODULES.items()}
 
 
 def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGUF, base_name: str = "") -> None:
     """Write adapter_model.safetensors and adapter_config.json, as PEFT loads them for the base on Hugging Face.
 
-    base       the GGUF model, which says how many heads q and k have
-    base_name  base_model_name_or_path of the config; PEFT's user may also load the base himself
-    FileError: an architecture or tensor that has no name there, ranks whose scales one config cannot say.
+    base       the GGUF model, for the number of heads of q and k
+    base_name  base_model_name_or_path of the config; optional, PEFT's users may load the base themselves
+    Raises FileError for an architecture or tensor without a name in PEFT's format.
     """
     check_fits(adapter, base, folder)
     check_alpha(folder, adapter)
+    family = _family(folder, adapter.architecture)
     arrays: dict[str, np.ndarray] = {}
     modules: list[str] = []
     for name, (a, b) in adapter.pairs.items():
-        module = _module(folder, adapter.architecture, name)
+        module = _module(folder, name)
         modules.append(module.rpartition(".")[2])
         a, b = finite(f"{folder}: {name}.lora_a", a), finite(f"{folder}: {name}.lora_b", b)
         if name == EMBEDDING:
             arrays[f"{_PREFIX}{module}.lora_embedding_A"] = a.T
             arrays[f"{_PREFIX}{module}.lora_embedding_B"] = b
         else:
-            heads = _heads(base, adapter.architecture, name)
+            heads = _heads(base, family, name)
             arrays[f"{_PREFIX}{module}.lora_A.weight"] = a
             arrays[f"{_PREFIX}{module}.lora_B.weight"] = _halves(b, heads) if heads else b
     ranks = {name: adapter.rank(name) for name in adapter.pairs}
@@ -104,9 +94,10 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGU
 
 
 def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
-    """Read PEFT's folder (or the .safetensors in it) for a base; FileError as read_adapter_gguf, or an unknown module.
+    """Read PEFT's folder (or the .safetensors in it) for a base. Raises FileError as
+    read_adapter_gguf, and for an unknown module.
 
-    Scales that differ from pair to pair (alpha_pattern, or ranks under rsLoRA) are folded into lora_b.
+    Scales that differ between pairs (alpha_pattern, or ranks under rsLoRA) are multiplied into lora_b.
     """
     folder = Path(folder)
     folder = folder.parent if folder.suffix == ".safetensors" else folder
@@ -115,6 +106,7 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
         folder, (PEFT_CONFIG, PEFT_WEIGHTS), lambda config, weights: (_config(config), load_arrays(weights))
     )
     architecture = text_of(base, "general.architecture")
+    family = _family(path, architecture)
     halves_by_tensor: dict[str, dict[str, np.ndarray]] = {}
     modules: dict[str, str] = {}
     for key, array in stored.items():
@@ -122,7 +114,7 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
             r"(?:base_model\.model\.)?(.+?)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?", key
         )
         if match is None:
-            raise FileError(f"{path}: tensor {key!r} is no part of a pair; need names with lora_A and lora_B")
+            raise FileError(f"{path}: tensor {key!r} is not part of a pair; need names with lora_A and lora_B")
         module, half = match[1], "lora_" + match[2].lower()
         name = _tensor(path, architecture, module)
         if array.ndim != 2 or not array.size:
@@ -131,7 +123,7 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
         if name == EMBEDDING:
             array = array.T if half == "lora_a" else array
         elif half == "lora_b":
-            heads = _heads(base, architecture, name)
+            heads = _heads(base, family, name)
             if heads and array.shape[0] % (2 * heads):
                 raise FileError(f"{path}: {key} has {array.shape[0]} rows; {base.path} has {heads} heads of even size")
             array = _side_by_side(array, heads) if heads else array
@@ -159,10 +151,10 @@ def _config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
     except OSError as error:
         raise FileError(
-            f"{path}: {(error.strerror or 'cannot be read').lower()}; PEFT writes it beside the weights"
+            f"{path}: {(error.strerror or 'cannot be read').lower()}; PEFT writes it next to the weights"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: is no JSON ({' '.join(str(error).split())[:80]})") from None
+        raise FileError(f"{path}: is not JSON ({' '.join(str(error).split())[:80]})") from None
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise FileError(f"{path}: peft_type is {kind!r:.60}; need 'LORA'")
@@ -202,7 +194,7 @@ def _is_scale(value: Any) -> bool:
 
 
 def _is_pattern(text: str) -> bool:
-    """A regular expression whose search takes a time that is bounded by the length of a module's name."""
+    """Whether the search for a regular expression takes time bounded by the length of a module's name."""
     plain = re.sub(r"\\.|\(\?:", "", text)
     if len(text) > _PATTERN or re.search(r"\)[*+{?]|\(\?", plain) or len(re.findall(r"[*+{?]", plain)) > 2:
         return False
@@ -214,10 +206,10 @@ def _is_pattern(text: str) -> bool:
 
 
 def _peft_scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
-    """lora_alpha / r of one module, or lora_alpha / sqrt(r) with use_rslora; FileError where r is not its rank."""
-    said = _by_module(config.get("rank_pattern"), module, config["r"])
-    if said != rank:
-        raise FileError(f"{path}: r of {module} is {one_line(said)}; need {rank}, the rank of its tensors")
+    """lora_alpha / r of one module, or lora_alpha / sqrt(r) with use_rslora. Raises FileError if r is not its rank."""
+    expected = _by_module(config.get("rank_pattern"), module, config["r"])
+    if expected != rank:
+        raise FileError(f"{path}: r of {module} is {one_line(expected)}; need {rank}, the rank of its tensors")
     alpha = _by_module(config.get("alpha_pattern"), module, config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
@@ -227,47 +219,44 @@ def _by_module(patterns: dict[str, Any] | None, module: str, default: Any) -> An
     return next((v for key, v in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-def _module(path: str | os.PathLike[str], architecture: str, name: str) -> str:
-    """Hugging Face's module of a GGUF tensor; FileError when it has none."""
-    _check_architecture(path, architecture)
+def _module(path: str | os.PathLike[str], name: str) -> str:
+    """Hugging Face's module of a GGUF tensor. Raises FileError if it has none."""
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    if match and match[2] in _MODULES:
-        return f"model.layers.{match[1]}.{_MODULES[match[2]]}"
-    if name in _END_MODULES:
-        return _END_MODULES[name]
-    raise FileError(f"{path}: tensor {name!r} has no module in PEFT's format; need {', '.join(_MODULES)} of a block")
+    found = f"model.layers.{match[1]}.{_BLOCK[match[2]]}" if match and match[2] in _BLOCK else _ENDS.get(name)
+    if found is None:
+        raise FileError(f"{path}: tensor {name!r} has no module in PEFT's format; need {', '.join(LINEARS)} of a block")
+    return found
 
 
 def _tensor(path: str | os.PathLike[str], architecture: str, module: str) -> str:
-    """The GGUF tensor of Hugging Face's module; FileError when it has none."""
-    _check_architecture(path, architecture)
+    """The GGUF tensor of Hugging Face's module. Raises FileError if it has none."""
     match = re.fullmatch(r"model\.layers\.(\d{1,9})\.([\w.]+)", module)
-    if match and match[2] in _BLOCK:
-        return f"blk.{match[1]}.{_BLOCK[match[2]]}.weight"
-    if module in _ENDS:
-        return _ENDS[module]
+    if match and match[2] in MODULES:
+        return f"blk.{match[1]}.{MODULES[match[2]]}.weight"
+    if module in END_MODULES:
+        return f"{END_MODULES[module]}.weight"
     raise FileError(f"{path}: module {module!r} has no tensor in a {architecture} GGUF file; is it for another base?")
 
 
-def _check_architecture(path: str | os.PathLike[str], architecture: str) -> None:
-    if architecture not in _PEFT_ARCHITECTURES:
-        raise FileError(
-            f"{path}: PEFT's names for architecture {architecture!r} are not known; need one of "
-            + " ".join(_PEFT_ARCHITECTURES)
-        )
+def _family(path: str | os.PathLike[str], architecture: str) -> Family:
+    family = families.find(architecture)
+    if family is None:
+        known = " ".join(families.names())
+        raise FileError(f"{path}: PEFT's names for architecture {architecture!r} are not known; known are {known}")
+    return family
 
 
 def _pattern(name: str) -> str:
-    """The module's name as a pattern that no other module matches."""
-    return re.escape(_module("", "llama", name))
+    """A pattern that matches the module of this tensor only."""
+    return re.escape(_module("", name))
 
 
-def _heads(base: GGUF, architecture: str, name: str) -> int:
-    """Heads whose rows are reordered: those of q and k of the llama architecture, else 0."""
+def _heads(base: GGUF, family: Family, name: str) -> int:
+    """Heads of the tensor, if the family permutes its rows, else 0."""
     match = re.fullmatch(r"blk\.(\d+)\.attn_([qk])\.weight", name)
-    if architecture != "llama" or match is None:
+    if family.pairing != "interleaved" or match is None:
         return 0
-    key = f"{architecture}.attention.head_count"
+    key = f"{text_of(base, 'general.architecture')}.attention.head_count"
     heads = base.metadata.get(key)
     if match[2] == "k":
         heads = base.metadata.get(key + "_kv", heads)
@@ -280,16 +269,16 @@ def _heads(base: GGUF, architecture: str, name: str) -> int:
 
 
 def _side_by_side(b: np.ndarray, heads: int) -> np.ndarray:
-    """Rows from Hugging Face's order (halves) into GGUF's (pairs): (0, D/2, 1, D/2+1, ...) of each head."""
+    """Permute rows from Hugging Face's order (halves) to GGUF's (pairs): (0, D/2, 1, D/2+1, ...) of each head."""
     return b.reshape(heads, 2, -1, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
 
 
 def _halves(b: np.ndarray, heads: int) -> np.ndarray:
-    """The way back."""
+    """Inverse of _side_by_side."""
     return b.reshape(heads, -1, 2, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
 
 
 def _whole(value: float) -> float | int:
-    """16 rather than 16.0, and what rounding left beside a whole number."""
+    """16 instead of 16.0, also if rounding left it slightly off a whole number."""
     near = round(value)
     return near if math.isclose(value, near, rel_tol=1e-9) else value

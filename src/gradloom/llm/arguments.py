@@ -1,4 +1,4 @@
-"""What the functions of gl.llm take: an adapter or its path, and settings of a fine-tuning."""
+"""Arguments that functions of gl.llm share: an adapter or its path, and settings of a fine-tuning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def adapter_of(adapter: Adapter | str | os.PathLike[str] | None, model: Model, where: str) -> Any:
-    """The adapter itself (None where there is none), or the LoRA of a file; SettingError for anything else."""
+    """The adapter itself (or None), or the LoRA of a file. Raises SettingError for anything else."""
     if isinstance(adapter, (str, os.PathLike)):
         return LoRA.load(adapter, model)
     if adapter is None or (hasattr(adapter, "bind") and hasattr(adapter, "linear") and not isinstance(adapter, type)):
@@ -26,8 +26,8 @@ def adapter_of(adapter: Adapter | str | os.PathLike[str] | None, model: Model, w
     )
 
 
-def refuse_settings(settings: Mapping[str, object], where: str, unheeded: tuple[str, ...]) -> None:
-    """SettingError for the first setting that the function `where` would not heed."""
+def refuse_settings(settings: Mapping[str, object], where: str, without_effect: tuple[str, ...]) -> None:
+    """Raise SettingError for the first setting that has no effect on the function `where`."""
     for name in settings:
-        if name in unheeded:
+        if name in without_effect:
             raise SettingError(f"{where}: {name} is a setting of finetune that changes nothing here; leave it out")

@@ -1,9 +1,10 @@
-"""Bpe: stretches of text to ids by merging pairs of pieces; the same ids as llama.cpp gives."""
+"""Byte-pair encoding of parts of a text; the same ids as llama.cpp."""
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,20 +12,20 @@ import numpy as np
 from ..base.errors import DataError, FileError
 from ..base.memory import need_left
 from .pretokenizers import ASCII_WORD, CASED, THREES, Pre, kind_of_character
-from .score_merger import ScoreMerger
 from .special_tokens import SpecialTokens
 
 SPACE = "\u2581"  # how SentencePiece writes a space
 
 # Where a long text may be cut without changing its tokens: every pattern of pretokenizers.py ends a word at these
-# places, and looks at nothing beyond them. The first form is preferred.
+# places, and does not read beyond them. The first form is preferred.
 _CUT_BPE = re.compile(r"(?<=\w\n)(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
 _SPM_WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 _CUT_SPM = re.compile(f"(?<=[^ {SPACE}])(?=[ {SPACE}])")
 _BLOCK = 1 << 16  # characters that are tokenised as one
 GROUP = 8 * _BLOCK  # characters that go to the package at once, which spreads their blocks over the cores
-# memory of the package, measured: of any use, for each token and merge of a vocabulary, for each character of a text
+# measured memory of the package: in total, for each token and merge of a vocabulary, for each character of a text
 _MODEL_BYTES, _TOKEN_BYTES, _CHARACTER_BYTES = 16 << 20, 480, 250
+_WORDS_CACHED = 1 << 18  # words whose tokens are cached
 _LINE_ENDS = re.compile(r"[\r\n]*")
 _MOST_MERGES = 1 << 27  # characters of all merges of a vocabulary with scores; Llama 2's have 1 million
 
@@ -32,12 +33,11 @@ _MOST_MERGES = 1 << 27  # characters of all merges of a vocabulary with scores; 
 class Bpe:
     """Text to ids by merging neighbours: byte-level BPE with ranked merges, or SentencePiece's with scores.
 
-    Special tokens and what stands around a text are the Tokenizer's. Most of the work is that of a BPE model of the
-    `tokenizers` package. What is written here is what the package does not know: merges that follow from scores, and
-    texts that are too long to be tokenised at once.
+    A BPE model of the `tokenizers` package does most of the work. This class adds merges that follow from scores, and
+    texts that are too long to be tokenised at once. Special tokens are handled by Tokenizer.
 
     pieces  the vocabulary; ids: piece -> id
-    unk     the id of what is not in the vocabulary, or None
+    unk     the id for text outside of the vocabulary, or None
     pre     how text is split into words; None: SentencePiece, whose words begin at spaces
     where   "file: ", for messages
     """
@@ -46,15 +46,15 @@ class Bpe:
         self.pieces, self.ids, self.unk, self.pre, self.where = pieces, ids, unk, pre, where
         self.vocab_size = len(pieces)
         self._longest = max(map(len, pieces))
-        self._score_merger: ScoreMerger | None = None  # merges what the package cannot
-        self._pairs: set[str] | None = None  # neighbours inside pieces, where words cannot be told apart
+        self._score_merger: _ScoreMerger | None = None  # for merges that the package cannot express
+        self._pairs: set[str] | None = None  # neighbours inside pieces, if words have no borders
 
     def load_merges(self, merges: Iterable[str]) -> None:
         """Byte-level BPE: "left right" each, the first rank first."""
         from tokenizers import Regex, pre_tokenizers
 
         assert self.pre is not None
-        ranked: dict[tuple[str, str], None] = {}  # of a merge named twice the first rank counts
+        ranked: dict[tuple[str, str], None] = {}  # the first rank of a repeated merge counts
         for text in merges:
             at = text.find(" ", 1)
             if at > 0:
@@ -91,15 +91,15 @@ class Bpe:
             self._pairs = {p[k : k + 2] for _, p in long for k in range(len(p) - 1)}
         else:
             self._hf.pre_tokenizer = pre_tokenizers.Split(Regex(_SPM_WORDS.pattern), "isolated")
-        # Of tied neighbours the leftmost are merged first, which ranks cannot say; runs of one character excepted,
-        # where the order of ranks above, the longest first, comes to the same. Nor does the package know what to do
-        # with a byte that is no token.
+        # The leftmost of tied neighbours are merged first. Ranks cannot express this, except for runs of one
+        # character, where the order above, the longest first, is equivalent. The package also fails for bytes that
+        # are not tokens.
         tied = any(len(group) > 1 and len(set("".join(group))) > 1 for group in ties.values())
         if costly or tied or any(f"<0x{byte:02X}>" not in ids for byte in range(256)):
-            self._score_merger = ScoreMerger(ids, scores, self._bytes_of)
+            self._score_merger = _ScoreMerger(ids, scores, self._bytes_of)
 
     def _load(self, merges: Mapping[tuple[str, str], None], **options: Any) -> None:
-        """self._hf: a BPE model of the package. Parts that are no tokens get ids of their own, above the vocabulary."""
+        """self._hf: a BPE model of the package. Parts that are not tokens get ids above the vocabulary."""
         from tokenizers import Tokenizer as Model
         from tokenizers import models
 
@@ -119,7 +119,7 @@ class Bpe:
             raise FileError(f"{self.where}the tokenizer's merges cannot be used: {error}") from None
 
     def blocks(self, text: str) -> Iterator[str]:
-        """The text in blocks, cut where that changes no token."""
+        """The text in blocks, cut without changing a token."""
         begin = 0
         while len(text) - begin > 2 * _BLOCK:
             cut = self.cut(text, begin, begin + _BLOCK, len(text))
@@ -128,7 +128,7 @@ class Bpe:
         yield text[begin:]
 
     def cut(self, text: str, begin: int, near: int, end: int, known: SpecialTokens | None = None) -> int:
-        """A place in text[begin:end], behind `near` if there is one, where cutting changes no token; else the end."""
+        """An index in text[begin:end], after `near` if possible, where cutting changes no token; otherwise end."""
         for start, stop, last in ((near, end, False), (begin + 1, near, True)):
             cuts = self._cuts(text, start, stop)
             for at in reversed([*cuts]) if last else cuts:
@@ -159,7 +159,7 @@ class Bpe:
         return ids + self.encode_whole(group)
 
     def encode_whole(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, which goes to the package as it is."""
+        """Ids of each text, in one call of the package."""
         if not texts:
             return []
         if self._score_merger is not None:
@@ -170,17 +170,17 @@ class Bpe:
         return [id_array(self._as_bytes(e.ids) if self._parts else e.ids) for e in encoded]
 
     def _need_memory(self, size: int) -> None:
-        """MemoryError where a limit leaves the package too little for so many characters: it would end the process."""
+        """Raise MemoryError if the package cannot allocate memory for `size` characters: it would end the process."""
         need_left(_MODEL_BYTES + _CHARACTER_BYTES * size, f"{self.where}the tokenizer, for {size:,} characters,")
 
     def encode_in_windows(self, text: str) -> np.ndarray:
-        """Ids of a text without a place to cut it (see _cuts), as of the whole, in windows.
+        """Ids of a text without a place to cut it (see _cuts), in windows, equal to those of the whole text.
 
-        A window ends where a word ends and nothing behind the window can change that; or inside of a word, at the end
-        of a token, where the next window begins with the token that this one has there. The latter is right for any
-        merging that takes the best pair first, of equal ones the leftmost: two tokens that stand side by side in the
-        result for some text do so in every text that has both, each beside neighbours of which that is true.
-        Where there is neither, the window is doubled.
+        A window ends at the end of a word that no later text can change; or inside a word, at the end of a token, if
+        the next window begins with the same next token. The latter is correct for any merging that takes the best pair
+        first, of equal pairs the leftmost: two tokens that are adjacent in the result for some text are adjacent in
+        every text that contains both, if this also holds for their neighbours. If there is neither, the window is
+        doubled.
         """
         parts: list[np.ndarray] = []
         begin, size = 0, max(_BLOCK, 8 * self._longest)
@@ -220,9 +220,9 @@ class Bpe:
         return _Tokens(np.array(encoded.ids), offsets[:, 0], offsets[:, 1], np.array(encoded.word_ids, dtype=object))
 
     def _word_end(self, window: str, tokens: _Tokens) -> int:
-        """The number of tokens up to the last end of a word that no text behind the window can change; 0 for none.
+        """The number of tokens up to the last end of a word that no text after the window can change, or 0.
 
-        A pattern reads at most four runs of characters of one class behind the end of a word, and of digits three."""
+        A pattern reads at most four runs of characters of one class after the end of a word, and three of digits."""
         if self._pairs is not None:
             return 0
         end, runs, kind = len(window), 0, ""
@@ -239,10 +239,10 @@ class Bpe:
         return 0
 
     def _token_end(self, text: str, begin: int, window: str, tokens: _Tokens) -> int:
-        """The number of tokens up to the end of one in the middle of a word that goes on behind the window, where the
-        rest of the word is a word by itself, and longer than any token; 0 for none.
+        """The number of tokens up to the end of one inside a word that continues after the window, if the rest of the
+        word is also a word and longer than any token; otherwise 0.
 
-        The rest is a word where the pattern that takes these characters takes any number of them."""
+        The rest is a word if the pattern for these characters accepts any number of them."""
         for at in range(np.searchsorted(tokens.ends, len(window) // 2), len(tokens.ids) - 1):
             place = int(tokens.ends[at - 1]) if at else 0
             if not place or tokens.starts[at] != place or tokens.words[at - 1] != tokens.words[-1]:
@@ -271,7 +271,7 @@ class Bpe:
         return 0
 
     def _as_bytes(self, ids: list[int]) -> list[int]:
-        """Parts of merges that are no tokens themselves, written in bytes."""
+        """Ids with parts of merges that are not tokens replaced by bytes."""
         done: list[int] = []
         for i in ids:
             if i < self.vocab_size:
@@ -295,9 +295,58 @@ class Bpe:
         return done
 
 
+class _ScoreMerger:
+    """Merges the pair with the highest score first, the leftmost of equal ones. Ranks cannot express such ties."""
+
+    def __init__(self, ids: Mapping[str, int], scores: np.ndarray, to_bytes: Callable[[str], list[int]]) -> None:
+        self._ids = ids
+        self._scores = scores
+        self._to_bytes = to_bytes
+        self._cached: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        done = self._cached.get(text)
+        if done is None:
+            done = [i for piece in self.merge(text) for i in self.ids_of(piece)]
+            if len(self._cached) >= _WORDS_CACHED:
+                self._cached.clear()
+            self._cached[text] = done
+        return done
+
+    def ids_of(self, piece: str) -> list[int]:
+        i = self._ids.get(piece)
+        return self._to_bytes(piece) if i is None else [i]
+
+    def merge(self, text: str) -> list[str]:
+        pieces: list[str] = list(text)  # "" once it is merged into its left neighbour
+        before, after = list(range(-1, len(text) - 1)), [*range(1, len(text)), -1]
+        queue: list[tuple[float, int, int, int]] = []  # (-score, left, right, length)
+
+        def offer(left: int, right: int) -> None:
+            if left >= 0 and right >= 0:
+                i = self._ids.get(pieces[left] + pieces[right])
+                if i is not None:
+                    heapq.heappush(queue, (-float(self._scores[i]), left, right, len(pieces[left] + pieces[right])))
+
+        for k in range(len(text) - 1):
+            offer(k, k + 1)
+        while queue:
+            _, left, right, length = heapq.heappop(queue)
+            if not pieces[left] or not pieces[right] or len(pieces[left]) + len(pieces[right]) != length:
+                continue
+            pieces[left] += pieces[right]
+            pieces[right] = ""
+            after[left] = after[right]
+            if after[right] >= 0:
+                before[after[right]] = left
+            offer(before[left], left)
+            offer(left, after[left])
+        return [p for p in pieces if p]
+
+
 class _Tokens(NamedTuple):
-    """Tokens of a text: ids (before what stands for bytes is written in them), the characters that they begin and end
-    at, and the numbers of their words."""
+    """Tokens of a text: ids (before _as_bytes), the indices of the first character and after the last, and the indices
+    of their words."""
 
     ids: np.ndarray
     starts: np.ndarray

@@ -1,7 +1,6 @@
-"""Chats as text, through a model's own chat template, and which parts of the text the assistant wrote.
+"""Chats as text, rendered by a model's chat template, with the parts that the assistant wrote.
 
-A template is a jinja2 program that comes with the model file. It runs in a process of its own, with limits; see
-template_process.py.
+A template is a jinja2 program from the model file. It runs in a separate process with limits; see template_process.py.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from .template_process import Chat, Source, TemplateFailure, chat_of, renderer
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-_AHEAD = 32  # chats that are got ready for the process while it is at as many others
-_LOST, _LOST_OF = 4, 1000  # a template is given up when it ends its process this often, in more than 1 of so many chats
+_AHEAD = 32  # chats per request; the next request is prepared meanwhile
+_LOST, _LOST_OF = 4, 1000  # a template fails after ending its process 4 times, for more than 1 of 1000 chats
 
 Message = Mapping[str, Any]
 
@@ -34,13 +33,13 @@ class ChatTemplate:
     """A model's chat template.
 
     source     the template
-    tokenizer  gives the texts of bos_token, eos_token, ... and the tokens that end a turn
+    tokenizer  for the texts of bos_token, eos_token, ... and the tokens that end a turn
     name       of the model, for messages
     special    whether names of control tokens in messages become these tokens; by default they are text, as in
                llama.cpp, and only the template's own become tokens
 
-    Raises SettingError for a template that is not a str, DataError for one that is malformed or has neither {{ nor {%
-    (the name of a file, for example), BackendError where no process can be started to render it.
+    Raises SettingError for a template that is not a str; DataError for one that is malformed or has neither {{ nor {%
+    (the name of a file, for example); BackendError if the process cannot be started.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer, name: str = "", special: bool = False) -> None:
@@ -55,21 +54,24 @@ class ChatTemplate:
                 *(("unk", tokenizer.unk), ("pad", tokenizer.pad)),
             )
         }
-        now = local_now()  # one moment for all that this template renders
+        now = local_now()  # the same for all chats of this template
         control = () if as_bool("special", special) else tokenizer.control_tokens
-        self._source = Source(source, now.isoformat(), tokens, tuple(tokenizer.turn_ends), control)
+        self._source: Source = {
+            "source": source, "now": now.isoformat(), "tokens": tokens, "ends": tuple(tokenizer.turn_ends),
+            "control": control,
+        }  # fmt: skip
         self._renderer = renderer()
         self._lost = self._done = 0  # chats that ended the process, and all
-        fault = self._renderer.load(self._source)
-        if fault is not None:
-            raise self._error(fault)
+        failure = self._renderer.load(self._source)
+        if failure is not None:
+            raise self._error(failure)
 
     @classmethod
     def of(
         cls, tokenizer: Tokenizer, given: str | None = None, adapter: object = None, special: bool = False
     ) -> ChatTemplate:
-        """The template that was given, else the one that the adapter was trained through (LoRA.chat_template), else
-        that of the model file that the tokenizer comes from; DataError where there is none."""
+        """The given template, or the one that the adapter was trained with (LoRA.chat_template), or that of the
+        tokenizer's model file. Raises DataError if there is none."""
         given = given if given is not None else getattr(adapter, "chat_template", None)
         if given is not None:
             return cls(given, tokenizer, special=special)
@@ -83,11 +85,11 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], generation_prompt: bool = False, tools: Sequence[Any] | None = None
     ) -> str:
-        """The chat as the model reads it; with generation_prompt up to where the assistant begins to write.
+        """The text of a chat for the model; with generation_prompt it ends where the assistant begins.
 
-        Tokenizer.encode reads names of control tokens in the result as tokens where they are the template's, and as
-        text where they come from messages. Raises DataError when the template refuses the chat, fails, passes its
-        limits, or treats a message that contains such a name in a way that hides where the name comes from.
+        Tokenizer.encode reads names of control tokens in the result as tokens if they are the template's, and as text
+        if they come from messages. Raises DataError if the template refuses the chat, fails, exceeds its limits, or
+        processes a message with such a name in a way that hides its origin.
         """
         messages = messages_to_render(messages)[0] if messages else messages
         (rendering,) = self._rendered([self._asked(messages, tools, generation_prompt)])
@@ -101,9 +103,9 @@ class ChatTemplate:
     ) -> tuple[np.ndarray, np.ndarray]:
         """(ids i32 [n], written bool [n]): the chat's tokens, and which of them the assistant wrote.
 
-        Written are all turns of the assistant, each with the token that ends it; where the template ends the last
-        turn with no such token, the tokenizer's end of text is put there. Raises DataError as render does, and,
-        with need_assistant, for a chat without an assistant's turn.
+        `written` covers all turns of the assistant, each with the token that ends it. If the template ends the last
+        turn without such a token, the tokenizer's end of text is appended. Raises DataError as render does, and, with
+        need_assistant, for a chat without an assistant's turn.
         """
         return self.encode_batch([messages], [tools], need_assistant)[0]
 
@@ -141,9 +143,9 @@ class ChatTemplate:
     def split(
         self, chats: Sequence[tuple[Sequence[Message], Sequence[Any] | None]], need_assistant: bool = True
     ) -> Iterator[list[tuple[str, bool]] | DataError]:
-        """parts of each of these (messages, tools), or the DataError of it; not all are held at once.
+        """`parts` of each of these (messages, tools), or its DataError, lazily.
 
-        Raises DataError for a template that passes its limits again and again.
+        Raises DataError for a template that exceeds its limits repeatedly.
         """
         for rendering in self._rendered(self._turns_asked(*chat, need_assistant) for chat in chats):
             if isinstance(rendering, DataError):
@@ -154,7 +156,7 @@ class ChatTemplate:
             yield [(_part(text, plain, a, b), i % 2 == 1) for i, (a, b) in enumerate(pairwise(bounds))]
 
     def joined(self, ids: list[np.ndarray], flags: list[bool], first: str) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, written) of a chat from those of its parts, the first of which is this text; see encode."""
+        """(ids, written) of a chat from those of its parts. first: the text of the first part. See encode."""
         tokenizer = self.tokenizer
         written = [np.full(part.size, flag) for part, flag in zip(ids, flags, strict=True)]
         if tokenizer.add_bos and not tokenizer.begins_with_bos(first):
@@ -167,14 +169,14 @@ class ChatTemplate:
     # -- the process that renders --------------------------------------------------------------------------------
 
     def _turns_asked(self, messages: Sequence[Message], tools: Any, need_assistant: bool) -> Chat | DataError:
-        """A chat in which the assistant's turns are to be found, as the process gets it."""
+        """A chat whose assistant's turns are to be located."""
         try:
             messages, turns = messages_to_render(messages)
         except DataError as error:
             return error
         if need_assistant and not turns:
             return DataError(
-                f"the chat of {len(messages)} messages has no assistant turn, so that nothing in it is to be learned;"
+                f"the chat of {len(messages)} messages has no assistant turn, so there is nothing to learn;"
                 " need a message with role assistant"
             )
         return self._asked(messages, tools, None, turns * len(messages))
@@ -186,17 +188,16 @@ class ChatTemplate:
             return chat_of(messages, tools, None if generation_prompt is None else bool(generation_prompt), renderings)
         except (TypeError, ValueError, RecursionError) as error:
             return DataError(
-                f"messages or tools hold what JSON has not ({' '.join(str(error).split())[:100]}); need texts, numbers,"
-                " lists and dicts"
+                f"messages or tools contain what JSON does not have ({' '.join(str(error).split())[:100]}); need texts,"
+                " numbers, lists and dicts"
             )
 
     def _rendered(self, asked: Iterable[Chat | DataError]) -> Iterator[tuple[str, list[int], list[int]] | DataError]:
-        """(text, cuts, places in it that come from messages) of each, or the error of it, in their order. While a
-        request is answered the next is made."""
-        coming, left = iter(asked), list[Any]()
+        """(text, cuts, origins) of each, or its error, in order. The next request is prepared while one is computed."""
+        source, left = iter(asked), list[Any]()
 
         def take() -> None:
-            left.extend(islice(coming, 2 * _AHEAD - len(left)))
+            left.extend(islice(source, 2 * _AHEAD - len(left)))
 
         take()
         while left:
@@ -206,27 +207,27 @@ class ChatTemplate:
             for one in answers:
                 self._done += 1
                 if isinstance(one, TemplateFailure):
-                    self._give_up(one)
+                    self._count_lost(one)
                     yield self._error(one)
                 else:
                     yield one
             take()
 
-    def _give_up(self, fault: TemplateFailure) -> None:
-        """DataError, at once and for all chats, for a template that takes minutes to fail."""
-        self._lost += fault.lost
-        if fault.lost and self._lost >= _LOST and self._lost * _LOST_OF > self._done:
+    def _count_lost(self, failure: TemplateFailure) -> None:
+        """Raise DataError for a template that repeatedly ends its process, which can take minutes."""
+        self._lost += failure.lost
+        if failure.lost and self._lost >= _LOST and self._lost * _LOST_OF > self._done:
             chats = f"{self._lost} of {self._done} chats"
             raise self._error(
-                TemplateFailure(f"{fault.text}, for {chats}; need another template (chat_template=, --chat-template)")
+                TemplateFailure(f"{failure.text}, for {chats}; need another template (chat_template=, --chat-template)")
             )
 
-    def _error(self, fault: TemplateFailure) -> DataError:
-        return DataError(self._where + " ".join(fault.text.split())[:1000])
+    def _error(self, failure: TemplateFailure) -> DataError:
+        return DataError(self._where + " ".join(failure.text.split())[:1000])
 
 
 def check_template(source: object, where: str = "") -> None:
-    """SettingError for a template that is not a str, DataError for a text without any jinja2 expression."""
+    """Raise SettingError for a template that is not a str, DataError for a text without any jinja2 expression."""
     if not isinstance(source, str):
         read = "; read the file: chat_template=path.read_text()" if isinstance(source, os.PathLike) else ""
         text = f"{where}{{chat_template}} is {what_is(source)}; must be the text of a jinja2 template{read}"
@@ -239,7 +240,7 @@ def check_template(source: object, where: str = "") -> None:
 
 
 def _part(text: str, plain: list[int], start: int, stop: int) -> str:
-    """text[start:stop], with those of the plain places that are in it."""
+    """text[start:stop] with its plain places."""
     if not plain:
         return text[start:stop]
     places = plain[bisect_left(plain, start) : bisect_left(plain, stop)]

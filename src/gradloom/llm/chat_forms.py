@@ -1,4 +1,4 @@
-"""The forms in which people have chats and instructions: keys of .jsonl lines, and ShareGPT's messages."""
+"""Formats of chats and instructions: keys of .jsonl lines, and ShareGPT's messages."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from ..base.errors import DataError
 
 MESSAGES = ("messages", "conversations")  # keys of a chat
 PAIR = ("prompt", "completion")
-ALPACA = ("instruction", "input", "output")  # the input may be missing or empty; the output completes both
-SYSTEM = "system"  # key of a text beside ShareGPT's messages
-# What a message of ShareGPT is from, and the role of it
+ALPACA = ("instruction", "input", "output")  # the input may be missing or empty; the output is the completion of both
+SYSTEM = "system"  # key of the system prompt of ShareGPT's format
+# "from" of ShareGPT -> role
 _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
     "bot": "assistant", "model": "assistant", "system": "system", "tool": "tool", "observation": "tool",
 }  # fmt: skip
 
-_INSTEAD = ("tool_calls", "tool_responses")  # what a message may hold in place of a content
+_INSTEAD = ("tool_calls", "tool_responses")  # keys that replace the content of a message
 
 
 def is_sharegpt(row: Mapping[str, Any], key: str) -> bool:
-    """Whether the messages of a line are ShareGPT's: {"from", "value"} in place of {"role", "content"}."""
+    """Whether the messages of a line are in ShareGPT's format: {"from", "value"} instead of {"role", "content"}."""
     messages = row.get(key)
     if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
         return False
@@ -29,38 +29,37 @@ def is_sharegpt(row: Mapping[str, Any], key: str) -> bool:
 
 
 def messages_of_sharegpt(row: Mapping[str, Any], key: str) -> list[dict[str, str]]:
-    """The messages with roles and contents; the text under "system", where there is one, before them.
+    """Messages with roles and contents, after the text under "system", if any.
 
-    DataError for a message that is from nobody known, or whose value is no text.
+    Raises DataError for an unknown "from", or a value that is not a text.
     """
-    made = []
+    messages = []
     system = row.get(SYSTEM)
     if not isinstance(system, str | None):
         raise DataError(f"{SYSTEM} is {system!r:.60}; need a text")
     if system:
-        made.append({"role": "system", "content": system})
+        messages.append({"role": "system", "content": system})
     for i, message in enumerate(row[key]):
         where = f"message {i + 1} of {len(row[key])}"
         source = message.get("from") if isinstance(message, dict) else None
         if not isinstance(source, str) or source not in _ROLES:
-            raise DataError(f"{where} is from {source!r:.60}; need one of {', '.join(_ROLES)}")
+            raise DataError(f"{where} is from {source!r:.60}; possible are {', '.join(_ROLES)}")
         if not isinstance(message.get("value"), str):
             raise DataError(f"{where} has no value; need a text")
-        made.append({"role": _ROLES[source], "content": message["value"]})
-    return made
+        messages.append({"role": _ROLES[source], "content": message["value"]})
+    return messages
 
 
 def messages_to_render(messages: Any) -> tuple[Sequence[Mapping[str, Any]], int]:
-    """(messages as a template takes them, the assistant's turns among them).
+    """(messages for a template, number of the assistant's turns).
 
-    A content that is a list of texts, {"type": "text", "text": ...}, becomes these texts, one after the other.
-    DataError for what are no messages, and for a content that a template would write as Python does: None, 5, an
-    object, an image.
+    A content that is a list of {"type": "text", "text": ...} is concatenated. Raises DataError for malformed messages,
+    and for a content that a template would print as Python does: None, 5, an object, an image.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         seen = "an empty list" if isinstance(messages, (list, tuple)) else type(messages).__name__
         raise DataError(f"messages is {seen}; need a list of messages such as {{'role': 'user', 'content': '...'}}")
-    turns, made = 0, list(messages)
+    turns, rendered = 0, list(messages)
     for i, message in enumerate(messages):
         where = f"message {i + 1} of {len(messages)}"
         role = message.get("role") if type(message) is dict or isinstance(message, Mapping) else None
@@ -73,14 +72,14 @@ def messages_to_render(messages: Any) -> tuple[Sequence[Mapping[str, Any]], int]
         if type(content) is str:
             continue
         if isinstance(content, (list, tuple)):
-            made[i] = {**message, "content": "".join(_text_of(part, where) for part in content)}
+            rendered[i] = {**message, "content": "".join(_text_of(part, where) for part in content)}
         elif content is None and not any(message.get(key) for key in _INSTEAD):
             raise DataError(f"{where} has no content; need a text")
         elif isinstance(content, Mapping):
             raise DataError(f"{where} has a content that is an object; need a text, or a list of parts of type 'text'")
         elif isinstance(content, (bool, int, float)):
             raise DataError(f"{where} has a content that is {content!r:.60}; need a text")
-    return made, turns
+    return rendered, turns
 
 
 def _text_of(part: Any, where: str) -> str:

@@ -1,6 +1,6 @@
-"""The sizes of a model, out of a GGUF file's metadata; defaults and names as in llama.cpp.
+"""The sizes of a model from a GGUF file's metadata; defaults and names as in llama.cpp.
 
-A count is believed only where the file's tensors hold as much: they are bounded by the bytes of the file.
+Counts are checked against the file's tensors, which are bounded by the size of the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..base.errors import FileError
 
 @dataclass(frozen=True)
 class Config:
-    """What the metadata say about a transformer of the llama family. Widths are in elements."""
+    """Configuration of a transformer of the llama family. Widths are in elements."""
 
     architecture: str
     name: str
@@ -30,7 +30,7 @@ class Config:
     head_dim: int
     ffn_width: int
     rms_eps: float
-    rope_dims: int  # the first so many elements of a head are rotated
+    rope_dims: int  # the number of rotated elements of a head, from the first on
     rope_base: float
     rope_factor: float  # linear scaling: positions are divided by it
     attention_scale: float
@@ -46,20 +46,20 @@ class Config:
 
 
 def read_config(path: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Config:
-    """The configuration of a file of a supported architecture; FileError names the key that is missing, wrong, or more
-    than the file holds.
+    """The configuration of a file of a supported architecture. Raises FileError, naming the key, for a
+    value that is missing, malformed, or larger than the file.
 
-    shapes: of the file's tensors, by name; token_embd.weight [vocabulary, width] among them.
+    shapes: of the file's tensors, by name; includes token_embd.weight [vocabulary, width].
     """
     keys = _Keys(path, metadata)
     vocab_size, held_width = shapes["token_embd.weight"]
     blocks = len({name.split(".", 2)[1] for name in shapes if name.startswith("blk.")})
     layers = keys.count("block_count")
     if layers > blocks:
-        raise keys.wrong("block_count", layers, f"at most {blocks}: the file holds tensors of so many blocks")
+        raise keys.wrong("block_count", layers, f"at most {blocks}, the number of blocks with tensors in the file")
     heads, width = keys.count("attention.head_count"), keys.count("embedding_length")
     if width != held_width:
-        raise keys.wrong("embedding_length", width, f"{held_width}: token_embd.weight has so many columns")
+        raise keys.wrong("embedding_length", width, f"{held_width}, the number of columns of token_embd.weight")
     if "attention.key_length" not in keys and width % heads:
         raise keys.wrong("attention.head_count", heads, f"a divisor of embedding_length, {width}")
     head_dim = keys.count("attention.key_length", width // heads)
@@ -71,14 +71,14 @@ def read_config(path: str, metadata: Mapping[str, Any], shapes: Mapping[str, tup
     ffn_width = keys.count("feed_forward_length")
     head_key = "attention.key_length" if "attention.key_length" in keys else "attention.head_count"
     kv_key = "attention.head_count_kv" if "attention.head_count_kv" in keys else head_key
-    for name, key, rows, said in (
+    for name, key, rows, product in (
         ("attn_q", head_key, heads * head_dim, f"{heads} heads of {head_dim}"),
         ("attn_k", kv_key, kv_heads * head_dim, f"{kv_heads} key-value heads of {head_dim}"),
         ("ffn_gate", "feed_forward_length", ffn_width, f"feed-forward {ffn_width}"),
     ):
         held = shapes.get(f"blk.0.{name}.weight", (rows,))[0]
         if held != rows:
-            need = f"what blk.0.{name}.weight holds: {held} rows, not {rows} ({said})"
+            need = f"the rows of blk.0.{name}.weight, {held}, not {rows} ({product})"
             raise keys.wrong(key, keys.get(key), need)
     rope_dims = keys.count("rope.dimension_count", head_dim)
     if rope_dims > head_dim or rope_dims % 2:

@@ -1,4 +1,4 @@
-"""Conversation: a chat with a model, turn by turn; what the cache holds of the history is not computed again."""
+"""Chat with a model, turn by turn. The cache is reused: only new tokens are computed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .sampling import Sampling
 class Conversation:
     """A chat with a model.
 
-    model, adapter   as of gl.llm.generate
-    system           a text that goes before the first turn
-    chat_template    in place of the adapter's (where it was trained through one of its own) or the model's
+    model, adapter   as in gl.llm.generate
+    system           system prompt
+    chat_template    instead of the adapter's (if it was trained with another one) or the model's
     special          whether names of control tokens in messages (<|im_end|>, </s>) become these tokens; by default they
                      are text
-    max_tokens       of a reply at most
+    max_tokens       maximum length of a reply
     temperature, top_k, top_p, seed: see Sampling. options go to gl.compile (threads=, device=, ...)
 
-    `messages` are the turns so far. Where the history and a reply do not fit into the model's context, the oldest turns
-    are left out of what the model sees; `forgotten` counts their messages. Each token is computed once, and again after
-    the adapter's arrays have changed. One thread at a time uses it.
-    DataError for a model without a chat template; SettingError for settings out of range.
+    `messages` are the turns so far. If the history and a reply do not fit into the model's context, the oldest turns
+    are left out of the prompt; `forgotten` counts their messages. Each token is computed once, and again after the
+    adapter's arrays have changed. Not thread-safe.
+    Raises DataError for a model without a chat template, SettingError for settings out of range.
     """
 
     def __init__(
@@ -66,25 +66,25 @@ class Conversation:
             self.messages.append({"role": "system", "content": _text("system", system)})
         self.forgotten = 0
         self._generator: Generator | None = None
-        self._cached = np.empty(0, np.int32)  # the tokens that its cache holds
+        self._cached = np.empty(0, np.int32)  # the tokens in its cache
         self._versions: list[int] = []  # of the adapter's arrays, when these tokens were computed
         self._began = len(self.messages)
 
     def say(self, text: str, stream: Callable[[str], Any] | None = None) -> Generated:
-        """The model's reply to this turn of the user; both go into `messages`. stream: as of gl.llm.generate.
+        """The model's reply to this turn of the user; both are appended to `messages`. stream: as in gl.llm.generate.
 
-        prompt_tokens of the result are those that were computed for this turn. A reply that is stopped by an exception
-        (Ctrl-C) goes into `messages` as far as it came. DataError for a turn that does not fit into the context, or
-        that the template refuses; it is not kept then.
+        prompt_tokens of the result are those that were computed for this turn. If an exception (Ctrl-C) stops a reply,
+        the part so far is appended. Raises DataError for a turn that does not fit into the context, or that the
+        template refuses; it is not appended.
         """
         turn = {"role": "user", "content": _text("say", text)}
         ids, left_out = self._prompt([*self.messages, turn])
         self.messages.append(turn)
         self.forgotten = left_out
-        heard: list[str] = []
+        pieces: list[str] = []
 
-        def hear(piece: str) -> None:
-            heard.append(piece)
+        def collect(piece: str) -> None:
+            pieces.append(piece)
             if stream is not None:
                 stream(piece)
 
@@ -93,23 +93,23 @@ class Conversation:
         versions = [parameter.stored.version for parameter in parameters]
         if versions != self._versions:
             self._cached, self._versions = self._cached[:0], versions
-        known = min(_alike(self._cached, ids), len(ids) - 1)  # the last one gives the logits
+        known = min(_alike(self._cached, ids), len(ids) - 1)  # the last one is computed for its logits
         generator.rewind(known)
         self._cached = ids[:known]
         try:
-            reply = continued(generator, ids[known:], self.max_tokens, self.how, (), hear)
+            reply = continued(generator, ids[known:], self.max_tokens, self.how, (), collect)
             self._cached = np.concatenate([ids, reply.tokens]).astype(np.int32)[: generator.length]
             return reply
         finally:
-            self.messages.append({"role": "assistant", "content": "".join(heard)})
+            self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     def forget(self) -> None:
-        """Begin anew: all turns but the system's are dropped."""
+        """Remove all turns except the system prompt."""
         del self.messages[self._began :]
         self.forgotten = 0
 
     def _room_for(self, tokens: int) -> Generator:
-        """A generator for a text of so many tokens. It grows to twice its size, and its cache is empty then."""
+        """A generator for a text of this length. It is replaced by one of twice its size, with an empty cache."""
         rows = ROWS if self._generator is None else self._generator.rows
         while rows < tokens:
             rows *= 2
@@ -119,8 +119,8 @@ class Conversation:
         return self._generator
 
     def _prompt(self, messages: Sequence[dict[str, str]]) -> tuple[np.ndarray, int]:
-        """(tokens up to where the assistant begins, the messages that were left out): the longest end of the history
-        that leaves room for a reply, from a turn of the user on."""
+        """(tokens up to where the assistant begins, number of messages left out): the longest end of the history, from
+        a turn of the user on, that leaves room for a reply."""
         context = self.model.config.context_length
         starts = [i for i, message in enumerate(messages) if message["role"] == "user"]
         for start in starts:
@@ -128,13 +128,13 @@ class Conversation:
             if len(ids) + self.max_tokens <= context:
                 return ids, start - starts[0]
         raise DataError(
-            f"a turn of {len(ids)} tokens with what goes before it; the context is {context} and {self.max_tokens} are"
-            " for the reply: need a shorter turn"
+            f"a turn of {len(ids)} tokens with the system prompt; the context is {context} and {self.max_tokens} are"
+            " reserved for the reply: need a shorter turn"
         )
 
 
 def chat_ids(template: ChatTemplate, messages: Sequence[dict[str, str]]) -> np.ndarray:
-    """The tokens of a chat up to where the assistant begins to write, i32; DataError as of ChatTemplate.render."""
+    """The tokens of a chat up to where the assistant begins, i32. Raises DataError as ChatTemplate.render."""
     text = template.render(messages, generation_prompt=True)
     tokenizer = template.tokenizer
     bos = False if tokenizer.begins_with_bos(text) else None
@@ -142,7 +142,7 @@ def chat_ids(template: ChatTemplate, messages: Sequence[dict[str, str]]) -> np.n
 
 
 def _alike(a: np.ndarray, b: np.ndarray) -> int:
-    """How many of the first tokens are the same."""
+    """The length of the common start."""
     size = min(len(a), len(b))
     differ = np.flatnonzero(a[:size] != b[:size])
     return int(differ[0]) if len(differ) else size

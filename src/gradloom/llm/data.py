@@ -1,13 +1,13 @@
-"""Text files as rows of tokens that a model trains on.
+"""Read text files as samples of tokens for training.
 
-    .txt    one long text, cut into windows of `context` tokens that follow one another
-    .jsonl  a sample per line: {"text"}, or {"prompt", "completion"}, or {"messages"}, or the forms of Alpaca and
-            ShareGPT; the first line says which
+    .txt    one long text, cut into consecutive windows of `context` tokens
+    .jsonl  a sample per line: {"text"}, {"prompt", "completion"}, {"messages"}, or Alpaca's or ShareGPT's format, as
+            the first line
     .json   the same objects as one array
 
-A sample is a list of tokens of which some count: those whose prediction is learned. Samples are packed into rows of
-`context` tokens; positions begin at 0 with each sample, and a token sees nothing before its own sample. Whatever is cut
-or left out is counted and reported.
+A sample is a list of tokens. The prediction of those that count is learned. Samples are packed into rows of `context`
+tokens; positions begin at 0 with each sample, and a token attends to its own sample only. Cut and skipped text is
+reported.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def token_data(
     seed: int = 0,
     **options: Any,
 ) -> tuple[TokenData, TokenData | None]:
-    """(training, validation or None) rows of a file: read_samples with its options, split by the seed, packed.
+    """(training, validation or None) rows of a file: read_samples with its options, split by the seed, and packed.
 
-    Samples are split before they are packed, so that no row holds samples of both sides; a long text by its windows.
+    Samples are split before they are packed, so no row contains samples of both; a long text is split by windows.
     """
     samples = read_samples(path, tokenizer, **options)
     if not val_split:
@@ -85,29 +85,28 @@ def read_samples(
     adapter_template: str | None = None,
     skip_bad_lines: bool = False,
 ) -> Samples:
-    """The samples of a .txt, .jsonl or .json file, or of a list of dicts with the keys of .jsonl lines.
+    """Read the samples of a .txt, .jsonl or .json file, or of a list of dicts with the keys of .jsonl lines.
 
     *_key           names of the keys in a .jsonl file. By default text; prompt and completion, or instruction, input
                     and output (Alpaca's); messages, or conversations, whose messages may be {"from", "value"}
-                    (ShareGPT's) in place of {"role", "content"}, with a "system" text beside them. prompt_key may be
-                    several, "instruction,input" or a list: what is there of them and not empty is joined by line ends.
-                    Where lines could be samples of several kinds, a name that is given decides
-    separator       stands between prompt and completion where neither has a blank there, by default a line end; it
-                    belongs to the completion, so that a model that was given the prompt alone goes on with it
+                    (ShareGPT's) instead of {"role", "content"}, with an optional "system" text. prompt_key may be
+                    several, "instruction,input" or a list: those that are not empty are joined by line ends. If lines
+                    match several kinds of samples, a given name decides
+    separator       inserted between prompt and completion if neither has a blank there, by default a line end; it
+                    belongs to the completion, so a model continues a prompt with it
     as_chat         prompt and completion as a chat of two turns, through the chat template
-    train_on_all    True: every token counts; False (the default where there are some): those of completions, or of the
-                    assistant's turns. Of a text all tokens always count
+    train_on_all    True: every token counts; False (the default for pairs and chats): those of completions, or of the
+                    assistant's turns. All tokens of a text always count
     special         whether the names of control tokens in the file (<|im_end|>, </s>) become these tokens; by default
-                    they are text. Those that a chat template writes are always tokens
-    chat_template   in place of the adapter's and the model's own, where there are chats
-    adapter_template  that of the adapter (LoRA.chat_template), in place of the model's own
-    skip_bad_lines  True: lines (elements of an array) that are no sample are skipped and counted; False: the first of
-                    them is an error
+                    they are text. Those of a chat template are always tokens
+    chat_template   for chats, instead of the adapter's and the model's own
+    adapter_template  LoRA.chat_template of the adapter, instead of the model's own
+    skip_bad_lines  True: malformed lines (elements of an array) are skipped and counted; False: the first is an error
 
-    A text begins with the tokenizer's bos and ends with its eos where its file says so; a completion always ends with
-    eos. A chat is what the template makes of it; see ChatTemplate.encode. Raises FileError for a file that cannot be
-    read, DataError for what is in it, with the line, and for an option that such a file would not heed; SettingError
-    for a path that is none.
+    A text begins with the tokenizer's bos and ends with its eos according to the tokenizer; a completion always ends
+    with eos. Chats are rendered by the template; see ChatTemplate.encode. Raises FileError for a file that cannot be
+    read; DataError, naming the line, for malformed contents, and for an option that has no effect on such a file;
+    SettingError for a value that is not a path.
     """
     rows = None if isinstance(path, (str, os.PathLike)) or not is_samples(path) else path
     if rows is None:
@@ -130,7 +129,7 @@ def read_samples(
     kind = Path(shown).suffix.lower()
     if rows is None and kind not in TEXT + JSONL + JSON:
         need = " ".join(TEXT + JSONL + JSON)
-        raise DataError(f"{shown}: the name ends in {kind or 'nothing'}; need one of {need}")
+        raise DataError(f"{shown}: the name ends in {kind or 'nothing'}; possible are {need}")
     try:
         if rows is None:
             _need_file(shown)
@@ -159,7 +158,7 @@ def _need_file(path: str) -> None:
 
 
 def _read_text(path: str, tokenizer: Tokenizer, special: bool) -> Samples:
-    """One long text; tokens of the whole, as if it were tokenised at once."""
+    """One long text; the tokens are those of the whole text."""
     report = Report(path, "one text, in windows that follow one another", "all tokens")
 
     def blocks() -> Iterator[str]:

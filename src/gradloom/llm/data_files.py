@@ -1,4 +1,4 @@
-"""A folder of text data: a file to train on, and files to validate and to test on where it has them."""
+"""A folder of text data: a training file, and optional validation and test files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DataFiles:
 def data_files(path: str | os.PathLike[str]) -> DataFiles:
     """train.jsonl (or .json, .txt), valid.jsonl (or validation, val, dev) and test.jsonl of a folder; a file as it is.
 
-    DataError for a folder without a file to train on, and for two files of which one is meant.
+    Raises DataError for a folder without a training file, and for two files with the same purpose.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -41,18 +41,20 @@ def data_files(path: str | os.PathLike[str]) -> DataFiles:
         files = [folder / (name + suffix) for name in names for suffix in JSONL + JSON + TEXT]
         files = [file for file in files if file.is_file()]
         if len(files) > 1:
-            raise DataError(f"{path}: holds {files[0].name} and {files[1].name}; need one of them")
+            raise DataError(f"{path}: contains {files[0].name} and {files[1].name}; remove one of them")
         found[part] = str(files[0]) if files else None
     if found["train"] is None:
-        raise DataError(f"{path}: the folder holds no train.jsonl or train.txt; need one, and valid and test beside it")
+        raise DataError(
+            f"{path}: the folder contains no train.jsonl or train.txt, which is required; valid and test are optional"
+        )
     return DataFiles(found["train"], found["valid"], found["test"])
 
 
 def test_file(path: str | os.PathLike[str]) -> str:
-    """The file of a folder to test on; a file as it is. DataError where the folder has none."""
+    """The test file of a folder; a file as it is. Raises DataError if the folder has none."""
     files = data_files(path)
     if not Path(path).is_dir():
         return files.train
     if files.test is None:
-        raise DataError(f"{path}: the folder holds no test.jsonl or test.txt; need the file to measure on")
+        raise DataError(f"{path}: the folder contains no test.jsonl or test.txt, which evaluation requires")
     return files.test

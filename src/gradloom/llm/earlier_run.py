@@ -11,8 +11,8 @@ import numpy as np
 from ..base.errors import FileError, TrainError
 from ..base.record import differences, flat
 from ..base.schema import Schema, different_texts, flag, number, table, text, whole
-from ..step.state import need_schema
-from ..train.checkpoint import Checkpoints
+from ..runs.checkpoint import Checkpoints
+from ..runs.state import need_schema
 from ..train.trainer import Trainer
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model
@@ -23,7 +23,7 @@ _SHOWN = 8  # differences in a message
 
 
 def about_adapter(adapter: Adapter) -> dict[str, Any]:
-    """What an adapter is, but for its arrays: plain values. It has been bound to a model."""
+    """Plain values of an adapter that is bound to a model, without its arrays."""
     template = getattr(adapter, "chat_template", None)
     through = {} if template is None else {"chat_template": template}
     if isinstance(adapter, LoRA):
@@ -53,7 +53,7 @@ def lora_schema(most: int) -> Schema:
 class EarlierRun:
     """The newest checkpoint of a run's folder. FileError where there is none.
 
-    optimizer: the steps and moments of its optimiser go on, too
+    optimizer: load the steps and moments of its optimiser, too
     """
 
     def __init__(self, folder: str | os.PathLike[str], optimizer: bool) -> None:
@@ -72,7 +72,7 @@ class EarlierRun:
         self._chat_template = about.get("chat_template")
 
     def adapter(self) -> Adapter:
-        """One like that of the run, with weights of its own."""
+        """An adapter like that of the run, with weights of its own."""
         about = self._about
         made: LoRA | TrainedTensors
         if about["kind"] == "full":

@@ -1,9 +1,9 @@
-"""evaluate: the perplexity of a model on a text, with its uncertainty.
+"""Perplexity of a model on a text, with its uncertainty.
 
-nll is the mean of -log p(token | what stands before it in its window) over all tokens that count, in nats; its
-uncertainty is the standard error of that mean, sqrt(var / (n - 1)), which takes tokens for independent; perplexity is
-exp(nll) with the uncertainty exp(nll) * nll_unc. These are the formulas of llama.cpp's perplexity tool, which however
-counts the second half of each window only.
+nll is the mean of -log p(token | tokens before it in its window) over all tokens that count, in nats; its uncertainty
+is the standard error of that mean, sqrt(var / (n - 1)), for independent tokens; perplexity is exp(nll) with the
+uncertainty exp(nll) * nll_unc. These are the formulas of llama.cpp's perplexity tool, which counts the second half of
+each window only.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from .packing import TokenData
     from .rows import Rows
 
-TOKENS = 512  # that go through at once, about
-LOGITS = 64  # rows of logits that are held at once
+TOKENS = 512  # of a batch, approximately
+LOGITS = 64  # rows of logits in memory
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """What evaluate measured; tokens: those that count; layers: what was on a GPU, by gpu_layers."""
+    """Result of evaluate. tokens: number of tokens that count. layers: on a GPU, if gpu_layers was used."""
 
     perplexity: float
     perplexity_unc: float
@@ -69,15 +69,14 @@ def evaluate(
     gpu_memory: int | str | None = None,
     **options: Any,
 ) -> Perplexity:
-    """The perplexity of the tokens that count: of a text all but the first of each window of `context` tokens.
+    """Measure the perplexity of the tokens that count: of a text all but the first of each window of `context` tokens.
 
-    model, adapter: objects, or the paths of their files. Without an adapter the model is as its file has it, whatever
-    was trained: trained weights, of method="full" too, are in the adapter of finetune's run. data: a path (.txt,
-    .jsonl, .json, or a folder with test.jsonl), a list of dicts, TokenData, or what read_rows gave (these two are rows
-    already: context and data_options are settings of the others). batch_size: rows at once, about 512 tokens of them.
-    on_progress: called with (rows done, rows, what was measured so far). gpu_layers, gpu_memory: as generate's. options
-    go to gl.compile (threads=, ...).
-    Raises DataError for data without a token that counts, NonFiniteError for a loss that is not finite: it names the
+    model, adapter: objects, or the paths of their files. Without an adapter the model is that of its file: trained
+    weights, also of method="full", are in the adapter of finetune's run. data: a path (.txt, .jsonl, .json, or a folder
+    with test.jsonl), a list of dicts, TokenData, or the result of read_rows (context and data_options do not apply to
+    these two). batch_size: in rows, by default about 512 tokens. on_progress: called with (rows done, rows, result so
+    far). gpu_layers, gpu_memory: as in generate. options: for gl.compile (threads=, ...).
+    Raises DataError for data without a token that counts; NonFiniteError for a loss that is not finite, naming the
     first tensor or operation that is not.
     """
     from ..train.arguments import check_batch, check_names
@@ -147,7 +146,7 @@ def _nll(model: Model, adapter: Adapter | None, rows: int, length: int, layers: 
 
 
 def _picks(labels: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Where the number of each label lies in its block of LOGITS rows of `vocabulary` numbers; i32."""
+    """The index of each label's logit in its block of LOGITS rows of `vocabulary` numbers; i32."""
     return (np.arange(len(labels)) % LOGITS * vocabulary + np.maximum(labels, 0)).astype(np.int32)
 
 

@@ -1,9 +1,9 @@
-"""generate: text that continues a prompt, token by token, with a cache of keys and values.
+"""Generate text that continues a prompt, token by token, with a cache of keys and values.
 
-The cache is state that lives beside the weights, written by set_rows alone. A prompt goes through in chunks of
-CHUNK tokens (the last one is padded: what padding writes lies behind the last token, where no query looks, and is
-overwritten before one does), then one token at a time. Both programs are compiled once for a model and an adapter and
-used again; they read the weights, and an adapter that is being trained, where they lie.
+The cache is state of the program, written by set_rows only. A prompt is processed in chunks of CHUNK tokens, then one
+token at a time. The last chunk is padded: its padding is written after the last token, where no query reads before it
+is overwritten. Both programs are compiled once for a model and an adapter; they read the weights, and an adapter that
+is being trained, in place.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from .model import Adapter, Model, model_of
 from .not_finite import not_finite
 from .sampling import Sampling, sample
 
-CHUNK = 64  # tokens of a prompt that go through at once
-ROWS = 256  # caches grow in steps of so many tokens
-KEPT = 2  # generators that a model keeps, for as many adapters
+CHUNK = 64  # tokens of a prompt in one step
+ROWS = 256  # caches grow in steps of this many tokens
+KEPT = 2  # generators that a model caches, for different adapters
 
 
 class KeysAndValues:
@@ -65,15 +65,14 @@ class KeysAndValues:
 
 
 def _zeros(name: str, shape: tuple[int, ...]) -> Stored:
-    return Stored(name, np.broadcast_to(np.float32(0), shape), "f32", "state")  # memory is taken on first use
+    return Stored(name, np.broadcast_to(np.float32(0), shape), "f32", "state")  # memory is allocated on first use
 
 
 class Generator:
     """A model with a cache for one text of at most `rows` tokens (by default the model's context).
 
-    `feed` takes tokens and gives the logits of the next one; `tokens` samples. gpu_layers, gpu_memory: see generate.
-    options go to gl.compile. One thread at
-    a time feeds it; another one gets TrainError meanwhile.
+    `feed` appends tokens and returns the logits of the next one; `tokens` samples. gpu_layers, gpu_memory: see
+    generate. options: for gl.compile. Used by one thread at a time; another one gets TrainError.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Generator:
         gpu_memory: int | str | None = None,
         **options: Any,
     ) -> None:
-        """layers: those that run on a GPU, where they are known already."""
+        """layers: those that run on a GPU, if they are already chosen."""
         config = model.config
         if adapter is not None:
             adapter.bind(model)
@@ -107,28 +106,28 @@ class Generator:
         need_memory(need, what, "need fewer tokens")
         self.cache = KeysAndValues(config.layers, self.rows + CHUNK, config.kv_heads, config.head_dim)
         self.length = 0  # tokens in the cache
-        self.programs: dict[int, Any] = {}  # tokens that one takes -> the program
-        self._logits: dict[int, Value] = {}  # and what it gives
+        self.programs: dict[int, Any] = {}  # tokens per step -> program
+        self._logits: dict[int, Value] = {}  # tokens per step -> output
         self._claim = Claim("this generator", "a generator for each thread, or llm.generate")
 
     @property
     def plans(self) -> list[Plan | Schedule]:
-        """Of the programs so far."""
+        """Plans of the programs compiled so far."""
         return [program.plan for program in self.programs.values()]
 
     @property
     def planned_bytes(self) -> int:
-        """Bytes of the caches, and of the arena that the programs so far planned for."""
+        """Bytes of the caches and of the planned arena of the programs compiled so far."""
         return self.cache.bytes + max((p.plan.peak_bytes for p in self.programs.values()), default=0)
 
     def prepare(self, tokens: int) -> None:
-        """Compile what a text with a prompt of so many tokens needs; nothing runs."""
+        """Compile the programs for a prompt of this length, without running them."""
         for n in (1, CHUNK) if tokens > 1 else (1,):
             self._program(n)
 
     @property
     def _known(self) -> int:
-        """How many of the logits belong to tokens that the tokenizer knows."""
+        """The number of logits of tokens that the tokenizer knows."""
         return min(self.model.tokenizer.vocab_size, self.model.config.vocab_size)
 
     def reset(self) -> None:
@@ -142,10 +141,10 @@ class Generator:
             self.length = min(self.length, length)
 
     def feed(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Append tokens to the text; the logits of the token after them, f32 [vocabulary].
+        """Append tokens to the text; returns the logits of the next token, f32 [vocabulary].
 
-        Raises DataError for no tokens, ids beyond the vocabulary, and a text longer than `rows`; NonFiniteError where a
-        logit of a token that the tokenizer knows is NaN or the largest one infinite: it names the first tensor or
+        Raises DataError for no tokens, ids outside of the vocabulary, and a text longer than `rows`; NonFiniteError if
+        a logit of a token that the tokenizer knows is NaN or the largest one infinite, naming the first tensor or
         operation that is not finite.
         """
         with self._claim:
@@ -175,7 +174,7 @@ class Generator:
         return logits
 
     def _program(self, n: int) -> Any:
-        """The program that takes n tokens and gives the logits after the last of them that is no padding."""
+        """The program from n tokens to the logits after the last one that is not padding."""
         if n not in self.programs:
             tokens, positions = (input_value(name, (1, n), "i32") for name in ("tokens", "positions"))
             hidden = self.model.hidden(tokens, positions, self.adapter, self.cache, layers=self.layers)  # [n, d]
@@ -190,10 +189,10 @@ class Generator:
     def tokens(
         self, prompt: Sequence[int] | np.ndarray, max_tokens: int, how: Sampling, end_ids: Collection[int] = ()
     ) -> Iterator[int]:
-        """Ids that continue the text and the prompt, up to max_tokens or the first of end_ids, which is given out, too.
+        """Ids that continue the text and the prompt, up to max_tokens or the first of end_ids, inclusive.
 
-        Drawn by (seed, place in the text): the same seed gives the same text. Only ids that the tokenizer knows.
-        DataError when the generator was fed or reset elsewhere between two of them.
+        Sampled by (seed, position), so the same seed gives the same text. Only ids that the tokenizer knows.
+        Raises DataError if the generator is fed or reset elsewhere between two of them.
         """
         with self._claim:
             logits, length = self._feed(prompt), self.length
@@ -213,8 +212,8 @@ class Generator:
 
 @dataclass(frozen=True)
 class Generated:
-    """What was generated, and how fast. ended: "end" (the model ended it), "stop" (a stop text) or "length". layers:
-    what was on a GPU, None where gpu_layers was not asked for or nothing fitted."""
+    """Generated text with its tokens and times. ended: "end" (by the model), "stop" (a stop text) or "length". layers:
+    those on a GPU; None if gpu_layers was not used or no block fits."""
 
     text: str
     tokens: tuple[int, ...]
@@ -257,18 +256,18 @@ def generate(
     stream: Callable[[str], Any] | None = None,
     **options: Any,
 ) -> str | list[str]:
-    """The text that continues a prompt (without the prompt); of a list of prompts a list of texts, one after another.
+    """Generate the text that continues a prompt, without the prompt; for a list of prompts a list of texts.
 
     model: a Model, or the path of a GGUF file, which is loaded for this call (load it once for several).
-    prompt: text (special tokens in it count as such), or token ids. adapter: a LoRA or TrainedTensors, used as it is,
+    prompt: text (names of special tokens in it become these tokens), or token ids. adapter: a LoRA or TrainedTensors,
     also while it is being trained; or the path of an adapter. temperature 0 always takes the likeliest token; top_k,
     top_p, seed: see Sampling.
     Ends after max_tokens, at a token that ends a text, or before one of the `stop` texts. stream: called with each new
-    piece of the text, whole characters only. gpu_layers: so many of the last blocks run on the GPU (device= says
-    which), the others on the CPU; "auto": as many as fit into gpu_memory, bytes or a text such as "4GiB". options go
-    to gl.compile (threads=, ...).
-    Raises DataError for an empty prompt where the model begins its texts with no token, or when prompt and max_tokens
-    are longer than the model's context; SettingError for a setting out of its range.
+    piece of the text, in whole characters. gpu_layers: number of blocks, the last ones, on the GPU (device= chooses
+    it), the others run on the CPU; "auto": all that fit into gpu_memory, bytes or a text such as "4GiB". options: for
+    gl.compile (threads=, ...).
+    Raises DataError for an empty prompt if the model has no token that begins a text, or if prompt and max_tokens
+    exceed the model's context; SettingError for a setting out of its range.
     """
     check_names("generate", options, generate, "gpu_layers", "gpu_memory")
     if stream is not None and not callable(stream):
@@ -299,7 +298,7 @@ def complete(
     stream: Callable[[str], Any] | None = None,
     **options: Any,
 ) -> Generated:
-    """As generate, with the tokens and the times."""
+    """Generate a text, with its tokens and times; see generate."""
     how = how or Sampling()
     ids = prompt_ids(model, prompt)
     check_length(model, ids, max_tokens)
@@ -308,7 +307,7 @@ def complete(
 
 
 def check_length(model: Model, ids: np.ndarray, max_tokens: int) -> None:
-    """SettingError for a number of tokens to come that is none, DataError where they have no room behind the prompt."""
+    """Raise SettingError for an invalid max_tokens, DataError if prompt and max_tokens exceed the context."""
     if not isinstance(max_tokens, (int, np.integer)) or isinstance(max_tokens, bool) or max_tokens < 1:
         raise SettingError(setting="max_tokens", seen=max_tokens, need="a whole number of at least 1")
     limit = model.config.context_length
@@ -317,7 +316,7 @@ def check_length(model: Model, ids: np.ndarray, max_tokens: int) -> None:
         if len(ids) < limit:
             room = f"at most {limit - len(ids)}, or " + room
         raise DataError(
-            f"generate: {len(ids)} tokens of prompt and {max_tokens} to come; the context is {limit}: need {room}"
+            f"generate: {len(ids)} tokens of prompt and max_tokens={max_tokens}; the context is {limit}: need {room}"
         )
 
 
@@ -329,7 +328,7 @@ def continued(
     stop: str | Sequence[str] = (),
     stream: Callable[[str], Any] | None = None,
 ) -> Generated:
-    """What a generator writes after the text that it holds and these tokens; see generate."""
+    """Continue the text of a generator and these tokens; see generate."""
     tokenizer = generator.model.tokenizer
     text = _Text(
         tokenizer.stream(continued=generator.length + len(ids) > 1), (stop,) if isinstance(stop, str) else stop, stream
@@ -352,12 +351,12 @@ def continued(
 
 
 def prompt_ids(model: Model, prompt: str | Sequence[int] | np.ndarray) -> np.ndarray:
-    """The tokens of a prompt, i32; DataError when there are none."""
+    """The tokens of a prompt, i32. Raises DataError if there are none."""
     if not isinstance(prompt, str):
         return _checked_ids(prompt, model.config.vocab_size)
     ids = model.tokenizer.encode(prompt, special=True)
     if not len(ids):
-        raise DataError("generate: the prompt is empty, and this model begins its texts with no token; need a prompt")
+        raise DataError("generate: the prompt is empty, and this model has no token that begins a text; need a prompt")
     return _checked_ids(ids, model.config.vocab_size)
 
 
@@ -375,9 +374,9 @@ def _checked_ids(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray
 
 @contextlib.contextmanager
 def generator_for(model: Model, adapter: Adapter | None, rows: int, **options: Any) -> Iterator[Generator]:
-    """A generator with an empty cache of at least so many rows, for this `with` alone: nobody else gets it meanwhile.
+    """A generator with an empty cache of at least `rows` tokens, exclusively for this `with`.
 
-    A model keeps the last KEPT that came back, and they are used again.
+    A model caches the last KEPT generators that were returned.
     """
     key = (None if adapter is None else id(adapter), tuple(sorted(options.items())))
     with locks.building:
@@ -396,17 +395,17 @@ def generator_for(model: Model, adapter: Adapter | None, rows: int, **options: A
 
 
 class _Text:
-    """Text that grows token by token: streamed, and cut before the first stop text."""
+    """Text built token by token: streamed, and cut before the first stop text."""
 
     def __init__(self, decoder: Any, stops: Sequence[str], stream: Callable[[str], Any] | None) -> None:
         if not isinstance(stops, Collection) or any(not isinstance(s, str) or not s for s in stops):
             raise SettingError(setting="stop", seen=stops, need="texts that are not empty")
         self.decoder, self.stops, self.stream = decoder, tuple(stops), stream
-        self.text = ""  # what was given out
-        self._held = ""  # what may be the beginning of a stop text
+        self.text = ""  # streamed so far
+        self._held = ""  # may be the beginning of a stop text
 
     def push(self, token: int) -> bool:
-        """Append a token; True when the text holds a stop text."""
+        """Append a token; True if the text contains a stop text."""
         return self._add(self.decoder.push(token))
 
     def finish(self) -> None:

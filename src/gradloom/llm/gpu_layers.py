@@ -1,4 +1,4 @@
-"""Layers on a GPU: the last blocks of a model run there, the others on the CPU, by one proved schedule."""
+"""Layers on a GPU: the last blocks of a model run there, the others on the CPU, in one proved schedule."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..run.backend import DeviceBytes, computing, device_bytes, is_device
 from ..run.compile import device_names
 
 AUTO = "auto"
-PLANNED = "null:"  # before the name of a device that is only planned for
+PLANNED = "null:"  # prefix of a device that is planned for, but does not run
 
 
 @final
 @dataclass(frozen=True)
 class GpuLayers:
-    """Which blocks of a model run on a GPU: the last `count` of `blocks`. head: the last norm, the output's matrix and
-    the loss, too. The embedding, and all else, is on the CPU."""
+    """Blocks of a model on a GPU: the last `count` of `blocks`. head: also the last norm, the output's matrix and the
+    loss. The embedding and everything else run on the CPU."""
 
     blocks: int
     count: int
@@ -36,7 +36,7 @@ class GpuLayers:
 
     @property
     def first(self) -> int:
-        """The first block that is there."""
+        """The first block on the GPU."""
         return self.blocks - self.count
 
     @property
@@ -53,7 +53,7 @@ class GpuLayers:
         return self.gpu if self.head else self.cpu
 
     def planned(self) -> GpuLayers:
-        """The same, on devices that are only planned for."""
+        """The same on devices that are planned for only."""
         return replace(self, gpu=PLANNED + computing(self.gpu), cpu=PLANNED + computing(self.cpu))
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class GpuLayers:
 
 
 def at(device: str | None) -> contextlib.AbstractContextManager[None]:
-    """Nodes made inside are said to run there; None: nothing is said here."""
+    """Place nodes that are created inside on a device; None: no placement."""
     return contextlib.nullcontext() if device is None else on_device(device)
 
 
@@ -78,8 +78,8 @@ def placed_options(options: Mapping[str, Any], layers: GpuLayers | None) -> dict
 def check_layers(
     who: str, gpu_layers: int | str | None = None, gpu_memory: int | str | None = None, **options: Any
 ) -> tuple[str, int | None]:
-    """(the GPU that blocks are asked for on, the bytes that they may take there); SettingError for what is not usable,
-    before anything is read. options: of gl.compile."""
+    """(the GPU, the memory budget of the blocks in bytes). Raises SettingError for invalid settings, before a file is
+    read. options: of gl.compile."""
     budget = None if gpu_memory is None else as_bytes("gpu_memory", gpu_memory, who)
     if gpu_layers is None:
         if gpu_memory is not None:
@@ -108,15 +108,15 @@ def layers_for(
     options: Mapping[str, Any],
     plans: Callable[[GpuLayers], Sequence[Plan | Schedule]],
     head: bool = True,
-    tells: bool = True,
+    warn: bool = True,
 ) -> tuple[GpuLayers | None, dict[str, Any]]:
     """(the layers on a GPU, None where nothing is there; the options of gl.compile).
 
-    who: the function, for messages. blocks: of the model. gpu_layers: how many of the last ones, more than there are
-    for all of them, "auto": as many as fit into gpu_memory (see as_bytes). With device="cpu" none is on a GPU. plans:
-    of the programs with such layers, on devices that are only planned for. head: whether it may be on the GPU; it is
-    where it fits. tells: what differs from what was asked for is printed to stderr.
-    SettingError for settings out of range, and where the layers do not fit.
+    who: the function, for messages. blocks: of the model. gpu_layers: number of blocks on the GPU, the last ones; more
+    than there are for all; "auto": all that fit into gpu_memory (see as_bytes). With device="cpu" there are none.
+    plans: returns the plans of the programs with such layers. head: whether the head may be on the GPU, if it fits.
+    warn: print a deviation from gpu_layers to stderr.
+    Raises SettingError for settings out of range, and if the layers do not fit.
     """
     gpu, budget = check_layers(who, gpu_layers, gpu_memory, **options)
     if gpu_layers is None:
@@ -127,14 +127,17 @@ def layers_for(
         layers = GpuLayers(blocks, count, with_head, gpu).planned()
         return bytes_on(layers.gpu, plans(layers)).total
 
-    told = ""
+    warning = ""
     if gpu == "cpu":
-        count, told = 0, f"device='cpu' leaves no block for a GPU, of gpu_layers={gpu_layers!r}" if gpu_layers else ""
+        count, warning = (
+            0,
+            f"device='cpu' leaves no block for a GPU, of gpu_layers={gpu_layers!r}" if gpu_layers else "",
+        )
     elif gpu_layers == AUTO:
         assert budget is not None
         count = _most(blocks, budget, held)
         if not count:
-            told = (
+            warning = (
                 f"no block fits into gpu_memory, {show_bytes(budget)}: the last one needs {show_bytes(held(1, False))}"
             )
     else:
@@ -146,9 +149,9 @@ def layers_for(
             )
             raise SettingError(text, gpu_layers=gpu_layers, gpu_memory=..., place=who)
         if count < int(gpu_layers):
-            told = f"gpu_layers={gpu_layers}: the model has {blocks} blocks, and all of them are on {gpu}"
-    if told and tells:
-        to_stderr(f"{who}: {told}")
+            warning = f"gpu_layers={gpu_layers}: the model has {blocks} blocks, and all of them are on {gpu}"
+    if warning and warn:
+        to_stderr(f"{who}: {warning}")
     if not count:
         return None, rest
     layers = GpuLayers(blocks, count, head and (budget is None or held(count, True) <= budget), gpu)
@@ -160,8 +163,8 @@ def _is_count(given: Any) -> bool:
 
 
 def _most(blocks: int, budget: int, held: Callable[[int, bool], int]) -> int:
-    """The most blocks whose programs fit, without the head."""
-    count, beyond = 0, blocks + 1  # so many fit; so many do not
+    """The largest number of blocks whose programs fit, without the head."""
+    count, beyond = 0, blocks + 1  # fits; does not fit
     while beyond - count > 1:
         middle = (count + beyond) // 2
         count, beyond = (middle, beyond) if held(middle, False) <= budget else (count, middle)
@@ -169,7 +172,7 @@ def _most(blocks: int, budget: int, held: Callable[[int, bool], int]) -> int:
 
 
 def bytes_on(device: str, plans: Sequence[Plan | Schedule]) -> DeviceBytes:
-    """What programs hold on a GPU."""
+    """The memory of programs on a GPU."""
     found = device_bytes(device, plans, switches())
     assert found is not None, device
     return found

@@ -22,7 +22,7 @@ JSON_NAMES = {list: "list", str: "text", int: "number", float: "number", bool: "
 
 
 class BadRow(Exception):
-    """A row that is no sample, and why."""
+    """The reason why a row is not a sample."""
 
 
 Source = str | os.PathLike[str] | Collection[Mapping[str, Any]]  # samples: a path, or dicts in memory
@@ -36,11 +36,11 @@ def is_samples(data: object) -> bool:
 
 
 class JsonRows:
-    """Rows in their order.
+    """Rows in order.
 
     data  the path of a .jsonl or .json file, or dicts in memory. A .json file is an array of objects, or has an object
-          on each line; an array is read block by block, so that memory is bounded by its largest element
-    name  how messages call it; unit: "line" or "sample"
+          on each line; an array is read block by block, so memory is bounded by its largest element
+    name  for messages; unit: "line" or "sample"
     """
 
     def __init__(self, data: str | Collection[Any]) -> None:
@@ -106,7 +106,7 @@ def _kind(value: object) -> str:
 
 
 def text_blocks(path: str) -> Iterator[str]:
-    """The text of a file, block by block; DataError for what is no UTF-8."""
+    """The text of a file, block by block. Raises DataError for bytes that are not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     at, begun = 0, False
     with open(path, "rb") as file:
@@ -127,7 +127,7 @@ def text_blocks(path: str) -> Iterator[str]:
 
 
 def _has_lines(path: str) -> bool:
-    """A .json file that holds no array: an object on each line. DataError for one that holds neither."""
+    """Whether a .json file has an object on each line. Raises DataError if it is not an array either."""
     first = _Text(text_blocks(path)).peek()
     if first not in ("[", "{"):
         raise DataError(f"{path}: begins with {first!r}; need a JSON array of objects, or an object on each line")
@@ -166,7 +166,7 @@ class _Text:
         self._decoder = json.JSONDecoder()
 
     def _more(self) -> bool:
-        """Read at least as much as is held; False at the end."""
+        """Double the buffered text at least; False at the end."""
         rest = self._text[self._at :]
         parts, size = [rest], 0
         for block in self._blocks:
@@ -178,7 +178,7 @@ class _Text:
         return size > 0
 
     def peek(self) -> str:
-        """The next character that is no blank; "" at the end."""
+        """The next character that is not blank; "" at the end."""
         while True:
             found = _BLANKS.match(self._text, self._at)
             self._at = found.end() if found else self._at
@@ -189,7 +189,7 @@ class _Text:
         self._at += 1
 
     def value(self) -> Any:
-        """The next value. JSONDecodeError, ValueError or RecursionError for one that cannot be read."""
+        """The next value. Raises JSONDecodeError, ValueError or RecursionError."""
         self.peek()
         while True:
             try:
@@ -198,6 +198,6 @@ class _Text:
                 if not self._more():
                     raise
                 continue
-            if end < len(self._text) or not self._more():  # a number at the end of a block may go on
+            if end < len(self._text) or not self._more():  # a number at the end of a block may continue
                 self._at = end
                 return value

@@ -1,4 +1,4 @@
-"""JsonLines: rows of JSON as samples; each row is a text, a prompt and its completion, or a chat."""
+"""Rows of JSON as samples: texts, prompts with completions, or chats."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 
-_LINES = 512  # samples that are tokenised at once
-_TEXT_HELD = 1 << 24  # characters that are held before they are tokenised
+_LINES = 512  # samples of a tokenizer batch
+_TEXT_HELD = 1 << 24  # maximum characters of a tokenizer batch
 _NAMED = 3  # bad lines that a report names
 
 
-# What is tokenised of a line: parts of text, and whether each counts. bos and eos are put around them by the kind.
+# Parts of a line's text, and whether each counts. bos and eos are added according to the kind of sample.
 _Parts = tuple[list[str], list[bool]]
 
 
 class _ChatLine(NamedTuple):
-    """A line that the chat template makes parts of."""
+    """A chat before it is rendered."""
 
     messages: Any
     tools: Any
 
 
-_Line = _Parts | _ChatLine | BadRow  # what becomes of a line
+_Line = _Parts | _ChatLine | BadRow
 
 
 class JsonLines:
@@ -67,7 +67,7 @@ class JsonLines:
     def read(
         self, text_key: str, prompt_keys: list[str] | None, completion_key: str | None, messages_key: str | None
     ) -> Samples:
-        """The samples; None: the first line says what the keys are called."""
+        """Read all samples. None: the key is chosen by the first line."""
         take: Callable[[dict[str, Any]], Any] | None = None
         waiting: list[tuple[int, _Line]] = []
         line = 0
@@ -106,7 +106,7 @@ class JsonLines:
         elif report.bad_lines == _NAMED + 1:
             report.bad += ("...",)
 
-    # -- what a line is ------------------------------------------------------------------------------------------
+    # -- kinds of lines ------------------------------------------------------------------------------------------
 
     def _decide(
         self,
@@ -117,7 +117,7 @@ class JsonLines:
         given_completion: str | None,
         given_messages: str | None,
     ) -> Callable[[dict[str, Any]], Any]:
-        """Decide from the keys of the first line, and from the options, what the lines are: texts, pairs or chats."""
+        """Choose the kind of the lines (texts, pairs or chats) by the keys of the first line and the options."""
         messages_key = given_messages or next((key for key in MESSAGES if key in row), MESSAGES[0])
         prompt_keys, completion_key = given_prompts or [PAIR[0]], given_completion or PAIR[1]
         if given_prompts is None and given_completion is None and {ALPACA[0], ALPACA[2]} <= set(row) - set(PAIR):
@@ -141,8 +141,8 @@ class JsonLines:
             self._load_template()
             take = lambda row: self._take_chat(row, messages_key, first)  # noqa: E731
         elif kind == "pairs":
-            heeded = OF_PAIRS_AS_CHATS if self.as_chat else OF_PAIRS
-            check_heeded(where, "is a prompt and its completion", self.asked, heeded)
+            options = OF_PAIRS_AS_CHATS if self.as_chat else OF_PAIRS
+            check_heeded(where, "is a prompt and its completion", self.asked, options)
             used = [*prompt_keys, completion_key]
             report.kind = f"prompts and completions ({', '.join(k for k in used if k in row)})"
             if self.as_chat:
@@ -221,7 +221,7 @@ class JsonLines:
                 continue
             try:
                 parts = next(split)
-            except DataError as error:  # of the template, which no further line could mend
+            except DataError as error:  # of the template: all other lines fail, too
                 raise DataError(f"{self.rows.where(line)}: {error}") from None
             yield line, _chat_parts(parts)
 
@@ -251,7 +251,7 @@ class JsonLines:
         return isinstance(text, RenderedText) if self.chat is not None else self.tokenizer.control_in(text) is not None
 
     def _around(self, texts: list[str], flags: list[bool], ids: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, counted) of a sample, with the bos and eos that the tokenizer puts around it."""
+        """(tokens, counted) of a sample with bos and eos."""
         tokenizer = self.tokenizer
         if self.chat is not None:
             tokens, written = self.chat.joined(ids, flags, texts[0])
@@ -272,7 +272,7 @@ class JsonLines:
             self.report.skip("too short: nothing to predict")
         elif not which.size:
             self.report.skip("no token that counts")
-        else:  # what follows the last token that counts teaches nothing
+        else:  # tokens after the last one that counts are not needed
             self.tokens.append(tokens[: which[-1] + 1])
             self.counted.append(counted[: which[-1] + 1])
 

@@ -1,6 +1,6 @@
 """LoRA (Hu et al., arXiv 2106.09685): y = x W^T + s (x A^T) B^T with A [r, n_in], B [n_out, r], s = alpha / r.
 
-Also training of the model's own tensors: f32 copies that stand in for them.
+Also training of the model's own tensors, as f32 copies.
 """
 
 from __future__ import annotations
@@ -28,24 +28,22 @@ from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import scope
 from ..graph.stored import Stored, copies
 from ..graph.value import Value
+from .family import END_MODULES, LINEARS, MODULES
 from .model import model_of
 
 if TYPE_CHECKING:
     from .model import Model
 
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
-# What other tools call the tensors.
-ALIASES = {
-    "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up", "down_proj": "ffn_down", "embed_tokens": "token_embd", "lm_head": "output",
-}  # fmt: skip
-_STREAM = 3  # of the random numbers drawn from one seed (data.dataset has 1 and 2)
+# Hugging Face's short name of a module -> GGUF's tensor
+ALIASES = {module.rpartition(".")[2]: tensor for module, tensor in (MODULES | END_MODULES).items()}
+_STREAM = 3  # of random numbers of a seed (data.dataset uses 1 and 2)
 
 
 def choose_tensors(names: Sequence[str], wanted: Sequence[str], everything: Sequence[str], what: str) -> list[str]:
-    """The names, in their order, that `wanted` asks for: "all" (those of `everything`), a tensor's full name, its short
-    name (attn_q, or q_proj) for all layers, or a pattern (blk.[0-3].attn_*). SettingError names the nearest tensor for
-    what matches none."""
+    """The names, in order, that `wanted` selects: "all" (those of `everything`), a tensor's full name, its short name
+    (attn_q, or q_proj) for all layers, or a pattern (blk.[0-3].attn_*). Raises SettingError, naming the nearest tensor,
+    for one that matches none."""
     if isinstance(wanted, str):
         wanted = [part.strip() for part in wanted.split(",") if part.strip()]
     if not wanted:
@@ -69,8 +67,8 @@ def choose_tensors(names: Sequence[str], wanted: Sequence[str], everything: Sequ
 
 
 def _gguf_pattern(target: str) -> str:
-    """The pattern of a tensor that Hugging Face names: attn_q for q_proj, blk.3.attn_q for
-    model.layers.3.self_attn.q_proj; any other as it is."""
+    """The pattern for a name of Hugging Face: attn_q for q_proj, blk.3.attn_q for model.layers.3.self_attn.q_proj; any
+    other as it is."""
     found = re.fullmatch(r"(?:(?:.*\.)?layers\.([^.]+)\.)?(?:(?:model|self_attn|mlp)\.)*(\w+)(?:\.weight)?", target)
     if found is None or found[2] not in ALIASES:
         return target
@@ -85,19 +83,20 @@ def _forms(name: str) -> tuple[str, ...]:
 
 
 class LoRA(KeywordHints, AttributeHints):
-    """An adapter: two thin matrices beside each target, which are all that is trained.
+    """An adapter: two trained matrices of low rank for each target; the model itself is frozen.
 
     rank     r; alpha: the scale's numerator (by default 2 * rank)
     targets  tensors by name, short name or pattern, or "all" for the linear layers of all blocks; by default the four
-             projections of the attention. token_embd and output are possible where the model has both.
+             projections of the attention. token_embd and output are possible if the model has both.
     dropout  share of the adapter's inputs that is dropped in training
     rslora   scale by alpha / sqrt(rank) instead (Kalajdzievski, arXiv 2312.03732)
-    seed     A is drawn from U(-1/sqrt(n_in), 1/sqrt(n_in)), as in PEFT, each target from a stream of its own (adding a
-             target changes no other); B is 0, so that training starts at the model itself. For token_embd A is 0 and
-             B normal, as in PEFT.
+    seed     A is sampled from U(-1/sqrt(n_in), 1/sqrt(n_in)), as in PEFT, with a separate stream per target (adding
+             a target changes no other); B is 0, so training starts at the model itself. For token_embd A is 0 and B
+             normal, as in PEFT.
 
-    The arrays are made for one model, when it is first trained or used with it. chat_template: what finetune was given
-    in place of the model's own template, or None; it is saved with the adapter, and merge and Conversation use it.
+    The arrays are created for one model, when it is first trained or used with the adapter. chat_template: the template
+    that finetune used instead of the model's own, or None; it is saved with the adapter, and merge and Conversation use
+    it.
     """
 
     def __init__(
@@ -128,10 +127,10 @@ class LoRA(KeywordHints, AttributeHints):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model | str | os.PathLike[str]) -> LoRA:
-        """An adapter out of a .gguf file or of PEFT's folder (or the .safetensors in it), bound to its model (or to the
-        one of a path, which is loaded).
+        """Load an adapter from a .gguf file or PEFT's folder (or the .safetensors in it), bound to its model (or to the
+        model of a path, which is loaded).
 
-        FileError for a damaged file, and for an adapter of another model; SettingError for what is no path.
+        Raises FileError for a damaged file, and for an adapter of another model; SettingError for an invalid path.
         """
         from .adapter_files import read_adapter
 
@@ -149,10 +148,10 @@ class LoRA(KeywordHints, AttributeHints):
         return adapter
 
     def save(self, path: str | os.PathLike[str], model: Model | None = None) -> None:
-        """Write the adapter: a path that ends in .gguf as llama.cpp loads it, else a folder as PEFT loads it.
+        """Write the adapter: for llama.cpp if the path ends in .gguf, otherwise a folder for PEFT.
 
-        model: the one that it is bound to, when not given. FileError when it cannot be written or is the model's own
-        file, SettingError for a path that says no format.
+        model: by default the one that it is bound to. Raises FileError if it cannot be written or the path is the
+        model's own file, SettingError for a path without a known format.
         """
         from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
         from .adapter_gguf import write_adapter_gguf
@@ -167,14 +166,14 @@ class LoRA(KeywordHints, AttributeHints):
         texts = {"general.name": f"LoRA for {model.config.name or os.path.basename(model.path)}"}
         if self.chat_template is not None:
             texts[CHAT_TEMPLATE] = self.chat_template
-        made = AdapterArrays(model.config.architecture, self.file_alpha, pairs, self.rslora, texts)
+        adapter = AdapterArrays(model.config.architecture, self.file_alpha, pairs, self.rslora, texts)
         files = files_of_adapter(path)
         for one in files:
             refuse_input(one, model.path)
         if len(files) == 1:
-            write_adapter_gguf(files[0], made)
+            write_adapter_gguf(files[0], adapter)
         else:
-            write_peft(files[0].parent, made, model.file, model.config.name)
+            write_peft(files[0].parent, adapter, model.file, model.config.name)
 
     @property
     def scale(self) -> float:
@@ -182,18 +181,18 @@ class LoRA(KeywordHints, AttributeHints):
         return self._scale(self.rank)
 
     def _scale(self, rank: int) -> float:
-        if self.alpha == 0:  # what files without an alpha mean
+        if self.alpha == 0:  # as in files without an alpha
             return 1.0
         return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
     @property
     def file_alpha(self) -> float:
-        """The alpha that gives s as alpha / rank, the only form that adapter files know."""
+        """The alpha for a scale of alpha / rank, the only form in adapter files."""
         return self.alpha * math.sqrt(self.rank) if self.rslora else self.alpha
 
     def bind(self, model: Model) -> None:
-        """Draw the arrays for this model, unless they are there; SettingError for unknown targets, FileError when the
-        arrays belong to a model of other shapes."""
+        """Create the arrays for this model, unless they exist. Raises SettingError for unknown targets, FileError for
+        arrays of a model with other shapes."""
         with locks.building:
             if self._model is model:
                 return
@@ -210,7 +209,7 @@ class LoRA(KeywordHints, AttributeHints):
         return choose_tensors(adaptable(model), self.targets, block_linears(model), "targets")
 
     def trained_bytes(self, model: Model) -> int:
-        """Bytes of the arrays, made or not; SettingError for unknown targets."""
+        """Bytes of the arrays, also before they are created. Raises SettingError for unknown targets."""
         if self.a:
             return 4 * self.parameter_count
         return 4 * self.rank * sum(sum(model.weights[name].shape) for name in self.choose(model))
@@ -256,7 +255,7 @@ class LoRA(KeywordHints, AttributeHints):
                     f"{list(need[1])}: the adapter is for another model"
                 )
 
-    # ---- what a model asks ---------------------------------------------------------------------------------
+    # ---- the forward pass ----------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, Parameter]:
         return {p.stored.name: p for name in self.a for p in (self.a[name], self.b[name])}
@@ -293,12 +292,12 @@ class LoRA(KeywordHints, AttributeHints):
 
 
 class TrainedTensors:
-    """Trains the model's own tensors: f32 copies stand in for the mapped ones.
+    """Trains the model's own tensors, as f32 copies of the mapped ones.
 
     tensors      names, short names or patterns; "all" for the whole model
-    train_dtype  "f32" allows this for quantised and half-precision tensors, whose copies are then f32
+    train_dtype  "f32" permits quantised and half-precision tensors, whose copies are then f32
 
-    chat_template: what finetune was given in place of the model's own template, or None; `save` writes it.
+    chat_template: the template that finetune used instead of the model's own, or None; `save` writes it.
     """
 
     def __init__(self, tensors: str | Sequence[str] = "all", train_dtype: str | None = None) -> None:
@@ -310,7 +309,7 @@ class TrainedTensors:
         self._model: Model | None = None
 
     def choose(self, model: Model) -> list[str]:
-        """The tensors of this model that train; DTypeError where they need train_dtype."""
+        """The tensors of this model that train. Raises DTypeError if they require train_dtype."""
         names = [n for n in model.weights if n != "rope_freqs.weight"]
         chosen = choose_tensors(names, self.tensors, names, "tensors")
         if self.train_dtype is None:
@@ -324,7 +323,7 @@ class TrainedTensors:
         return chosen
 
     def trained_bytes(self, model: Model) -> int:
-        """Bytes of the copies, made or not; the errors of choose."""
+        """Bytes of the copies, also before they are created. Raises the errors of `choose`."""
         return 4 * sum(math.prod(model.weights[name].shape) for name in self.choose(model))
 
     def bind(self, model: Model) -> None:
@@ -339,11 +338,10 @@ class TrainedTensors:
             self._model = model
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole model as a .gguf file: what was trained as f32, everything else byte for byte as it was, but
-        for the chat template where the model was trained through another one.
+        """Write the whole model as a .gguf file: trained tensors as f32, everything else unchanged, except for the chat
+        template if the model was trained with another one.
 
-        FileError when it cannot be written or is the file that the model was read from, and when a number is not
-        finite.
+        Raises FileError if the file cannot be written or is the model's own, or a number is not finite.
         """
         from ..files import need_finite, write_gguf
         from ..files.gguf_fields import field
@@ -388,13 +386,13 @@ class TrainedTensors:
 
 
 def _copied(model: Model, name: str) -> Stored:
-    """A tensor of the model as an array that trains: copied when it is first used."""
+    """A trainable copy of a tensor, created on first use."""
     return Stored.deferred(name, model.weights[name].shape, lambda: model.copied(name), "f32", "trained")
 
 
 def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:
-    """The files that LoRA.save writes for this path: one .gguf, or the two of PEFT in a folder; SettingError for what
-    says no format."""
+    """The files that LoRA.save writes for this path: one .gguf, or PEFT's two in a folder. Raises SettingError for a
+    path without a known format."""
     from .adapter_peft import PEFT_CONFIG, PEFT_WEIGHTS
 
     target = Path(path)
@@ -407,12 +405,11 @@ def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def block_linears(model: Model) -> list[str]:
-    """The linear layers of all blocks: what "all" means for LoRA."""
-    c, family = model.config, model.family
-    return [f"blk.{i}.{name}.weight" for i in range(c.layers) for name in family.linears]
+    """The linear layers of all blocks, which "all" selects for LoRA."""
+    return [f"blk.{i}.{name}.weight" for i in range(model.config.layers) for name in LINEARS]
 
 
 def adaptable(model: Model) -> list[str]:
-    """What LoRA can be put on. A shared embedding cannot: one pair of matrices would have to serve two orientations."""
+    """Tensors that LoRA can adapt. A tied embedding is not one: it would require two pairs of matrices."""
     ends = [] if model.tied else ["token_embd.weight", "output.weight"]
     return [*ends[:1], *block_linears(model), *ends[1:]]

@@ -1,4 +1,4 @@
-"""merge: a GGUF model whose weights are W + s B A, in a chosen type; some rows of it in memory at a time."""
+"""Merge an adapter into a GGUF model, W + s B A, in a chosen type, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,18 +28,18 @@ from ..run import dequantize
 from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
 from .adapter_files import files_given, read_adapter
 
-# types that can be written, and what general.file_type says of a model that is mostly of them (llama.cpp's llama_ftype)
+# type that can be written -> general.file_type of a model that is mostly of it (llama.cpp's llama_ftype)
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}
-FALLBACK = "f16"  # of rows that are no whole blocks, as in llama.cpp's converter
+FALLBACK = "f16"  # for rows whose length is not a multiple of the block, as in llama.cpp's converter
 _NATIVE = frozenset(t.name for t in QUANTISED)  # decoded by the core's kernels
 _PIECE = 1 << 20  # elements that are converted at a time
-_GONE = 0.001  # share of a tensor's numbers that became 0 which is reported
-_LOSSY = 0.2  # relative rounding error (RMS) of a tensor that is reported; of normal numbers q4_0 has 0.08, q8_0 0.005
+_GONE = 0.001  # reported share of a tensor's numbers that became 0
+_LOSSY = 0.2  # reported relative rounding error (RMS) of a tensor; for normal numbers q4_0 has 0.08, q8_0 0.005
 
 
 @dataclass
 class Merged:
-    """What merge wrote: bytes of the file, tensors by type, the names that the adapter changed, and what to tell."""
+    """Result of merge: bytes of the file, number of tensors by type, names that the adapter changed, and notes."""
 
     bytes: int
     kinds: dict[str, int]
@@ -54,22 +55,22 @@ def merge(
     kind: str | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Merged:
-    """Write the model with the adapter added to its weights; whole or not at all.
+    """Write the model with the adapter added to its weights, atomically.
 
     kind  f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0: the type of all matrices; vectors (norms, biases) become f32, as in
-          llama.cpp; matrices whose rows are no whole blocks become f16, which the notes say. By default each tensor
+          llama.cpp; matrices whose rows are not a multiple of the block become f16, with a note. By default each tensor
           keeps its type; one that the adapter changes and whose type cannot be written (k-quants) becomes q8_0.
 
-    Weights are decoded with the bits of the gguf package; sums are taken in f64 and rounded once to f32, then to the
-    type by that package. A tensor that stays as it is (same type, no change) is copied byte for byte; metadata too, but
-    for general.file_type and the chat template, which is the adapter's where it was trained through one of its own (the
-    notes say where that takes the place of another). The adapter is a .gguf file or PEFT's folder. `progress` is told
-    of each tensor that is converted: its name, and the share that is done before it.
+    Weights are decoded with the bits of the gguf package; sums are computed in f64 and rounded once to f32, then to the
+    type by that package. Unchanged tensors of the same type are copied byte for byte, and so is metadata, except for
+    general.file_type and the chat template, which is the adapter's if it was trained with another one (with a note).
+    The adapter is a .gguf file or PEFT's folder. `progress` is called before each tensor is converted, with its name
+    and the share that is done.
 
-    The notes also report tensors whose rounding error (RMS) is above 20 % of their numbers, and tensors of which more
-    than 0.1 % of the numbers became 0 because the type has none so small. FileError: files that are no such, an adapter
-    for another base, numbers beyond the type's range or not finite (also in tensors that are copied), an out_path that
-    is one of the files that are read. SettingError for what is no path: weights are read from files.
+    The notes also report tensors whose rounding error (RMS) is above 20 % of their numbers, and tensors with more than
+    0.1 % of numbers that became 0 because they are too small for the type. Raises FileError for damaged files, an
+    adapter for another base, numbers outside of the type's range or not finite (also in copied tensors), an out_path
+    that is one of the input files; SettingError for invalid paths, and for an out_path that is no FILE.gguf.
     """
     need_path(model_path, "merge", "model_path", "a path: the GGUF file of the model (Model.path)")
     need_path(adapter_path, "merge", "adapter_path", "a path: that of a saved adapter (LoRA.save)")
@@ -78,6 +79,8 @@ def merge(
         raise SettingError(setting="type", seen=kind, need=f"one of {' '.join(FILE_TYPES)}", place="merge")
     read = [model_path, *files_given(adapter_path)]
     refuse_input(out_path, *read)
+    if Path(out_path).suffix != ".gguf":
+        raise SettingError(f"{out_path}: a merged model is written as FILE.gguf; requires that ending")
     check_target(out_path)
     base = open_gguf(model_path)
     check_model(base)
@@ -96,15 +99,15 @@ def merge(
         if new == tensor.kind and tensor.name not in adapter.pairs:
             tensors[tensor.name] = (new, tensor.shape, base.bytes(tensor.name))
         else:
-            told = functools.partial(progress, tensor.name, before / weights) if progress else None
+            on_start = functools.partial(progress, tensor.name, before / weights) if progress else None
             loss = losses[tensor.name] = _Loss()
-            tensors[tensor.name] = (new, tensor.shape, _Pieces(base, tensor, new, adapter, loss, told))
+            tensors[tensor.name] = (new, tensor.shape, _Pieces(base, tensor, new, adapter, loss, on_start))
         before += math.prod(tensor.shape)
     notes = [f"{len(names)} tensors as {what} ({_some(names)})" for what, names in fallen.items()]
     fields = _metadata(base, kind, tensors)
     if adapter.chat_template is not None:
         if base.metadata.get(CHAT_TEMPLATE) not in (None, "", adapter.chat_template):
-            notes.append("the chat template of the adapter takes the place of the model's own")
+            notes.append("the chat template of the adapter replaces the model's own")
         fields[CHAT_TEMPLATE] = gguf_field("string", adapter.chat_template)
     base.check()
     refuse_input(out_path, *read)
@@ -115,7 +118,7 @@ def merge(
 
 
 def check_model(base: GGUF) -> None:
-    """FileError unless the file holds a whole model."""
+    """Raise FileError unless the file contains a whole model."""
     if base.metadata.get("general.type", "model") != "model":
         raise FileError(f"{base.path}: general.type is {base.metadata['general.type']!r:.60}; need a model")
     parts = base.metadata.get("split.count", 1)
@@ -126,7 +129,7 @@ def check_model(base: GGUF) -> None:
 
 
 def _new_kind(tensor: TensorInfo, kind: str | None, changed: bool) -> tuple[str, str]:
-    """(type to write, the reason where it is not the type that was asked for)."""
+    """(type to write, reason if it is not the requested one)."""
     old = tensor.kind
     if old in NO_WEIGHTS:  # copied as they are
         return old, ""
@@ -144,18 +147,18 @@ def _new_kind(tensor: TensorInfo, kind: str | None, changed: bool) -> tuple[str,
 def _whole_blocks(tensor: TensorInfo, kind: str, why: str) -> tuple[str, str]:
     block = KINDS[kind][0]
     if tensor.shape[-1] % block:
-        return FALLBACK, f"rows are no whole blocks of {block}"
+        return FALLBACK, f"rows are not a multiple of the block of {block}"
     return kind, why
 
 
 @dataclass
 class _Loss:
-    """What the rounding of one tensor to its new type changed. Sums of squares are f64."""
+    """Rounding error of one tensor. Sums of squares are f64."""
 
     squares: float = 0.0  # of the numbers
-    errors: float = 0.0  # of what rounding changed them by
+    errors: float = 0.0  # of the changes by rounding
     count: int = 0
-    vanished: int = 0  # numbers other than 0 in blocks that became 0
+    vanished: int = 0  # non-zero numbers in blocks that became 0
 
     def add(self, values: np.ndarray, rounded: np.ndarray, block: int) -> None:
         """values, rounded: f32 [rows, length]."""
@@ -201,13 +204,14 @@ class _Pieces:
         kind: str,
         adapter: AdapterArrays,
         loss: _Loss,
-        told: Callable[[], None] | None,
+        on_start: Callable[[], None] | None,
     ) -> None:
-        self.base, self.tensor, self.kind, self.adapter, self.loss, self.told = base, tensor, kind, adapter, loss, told
+        self.base, self.tensor, self.kind, self.adapter, self.loss = base, tensor, kind, adapter, loss
+        self.on_start = on_start
 
     def __call__(self) -> Iterator[np.ndarray]:
-        if self.told is not None:
-            self.told()
+        if self.on_start is not None:
+            self.on_start()
         name, shape = self.tensor.name, self.tensor.shape
         rows, length = math.prod(shape[:-1]), shape[-1] if shape else 1
         step = max(1, _PIECE // length)
@@ -221,7 +225,7 @@ class _Pieces:
             yield self._rounded(values, begin)
 
     def _check(self, values: np.ndarray, begin: int, why: str) -> None:
-        """FileError where a number of the rows from `begin` on is not finite."""
+        """Raise FileError if a number of the rows from `begin` on is not finite."""
         bad = np.flatnonzero(~np.isfinite(values))
         if bad.size:
             where = place_in(self.tensor.shape, begin * values.shape[1] + int(bad[0]))
@@ -229,16 +233,16 @@ class _Pieces:
             raise FileError(f"{seen}; need finite numbers")
 
     def _rounded(self, values: np.ndarray, begin: int) -> np.ndarray:
-        """f32 [rows, length] -> bytes of the type; FileError where the type does not hold them."""
+        """f32 [rows, length] -> bytes of the type. Raises FileError for numbers outside of its range."""
         if self.kind == "f32":
             return values
         from gguf import GGMLQuantizationType, quantize
 
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            made = np.ascontiguousarray(quantize(values, GGMLQuantizationType[self.kind.upper()]))
-        made = made.view(np.uint8).reshape(-1)
-        assert made.nbytes == kind_bytes(self.kind, values.shape)
-        bad = first_not_finite(self.kind, made)
+            data = np.ascontiguousarray(quantize(values, GGMLQuantizationType[self.kind.upper()]))
+        data = data.view(np.uint8).reshape(-1)
+        assert data.nbytes == kind_bytes(self.kind, values.shape)
+        bad = first_not_finite(self.kind, data)
         if bad is not None:
             block = KINDS[self.kind][0]
             part = values.reshape(-1, block)[bad[0] // block]
@@ -248,15 +252,15 @@ class _Pieces:
             need = "f32" if self.kind == "bf16" else "f32 or bf16"
             most = _RANGES.get(self.kind, "its scales are f16, up to 65504")
             raise FileError(f"{seen}, beyond the range of {self.kind} ({most}); need {need}")
-        self.loss.add(values, dequantize(made, self.kind, values.shape), KINDS[self.kind][0])
-        return made
+        self.loss.add(values, dequantize(data, self.kind, values.shape), KINDS[self.kind][0])
+        return data
 
 
 _RANGES = {"f16": "up to 65504", "bf16": "up to 3.39e38"}
 
 
 def _floats(base: GGUF, tensor: TensorInfo, begin: int, end: int) -> np.ndarray:
-    """Rows begin:end as f32 [rows, row length]: by the core's kernels, or by the gguf package for types they lack."""
+    """Rows begin:end as f32 [rows, row length]: by the core's kernels, or by the gguf package for other types."""
     if tensor.kind not in _NATIVE:
         return base.floats(tensor.name, begin, end)
     rows, length = math.prod(tensor.shape[:-1]), tensor.shape[-1]

@@ -1,4 +1,4 @@
-"""Model: a GGUF file as weights that stay mapped, and the graph of its forward pass."""
+"""Model: a GGUF file as mapped weights, and the graph of its forward pass."""
 
 from __future__ import annotations
 
@@ -24,38 +24,34 @@ from ..graph.stored import Stored
 from ..graph.value import Shape, Value
 from ..run import dequantize
 from ..run.backend import backend
+from . import families
 from .config import Config, read_config
 from .gpu_layers import GpuLayers, at
-from .llama import Llama
 from .net import Caches, ForwardAdapter, Net
-from .qwen2 import Qwen2
-from .qwen3 import Qwen3
 
 if TYPE_CHECKING:
     from ..files.gguf_head import TensorInfo
 
-FAMILIES: dict[str, Llama] = {"llama": Llama(), "qwen2": Qwen2(), "qwen3": Qwen3()}
-
 
 class Adapter(ForwardAdapter, Protocol):
-    """The trained arrays of a model: added to its tensors (LoRA), or in their place (TrainedTensors)."""
+    """The trained arrays of a model: added to its tensors (LoRA), or replacing them (TrainedTensors)."""
 
     def bind(self, model: Model) -> None:
-        """Make the arrays for this model, once; FileError for a model that they do not fit."""
+        """Create the arrays for this model once. Raises FileError if they do not fit it."""
 
     def parameters(self) -> dict[str, Parameter]:
-        """Name -> what is trained."""
+        """Name -> trained array."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was trained."""
+        """Write the trained arrays."""
 
 
 @hinted
 def load(path: str | os.PathLike[str]) -> Model:
-    """A model of the llama family from a GGUF file. The weights stay mapped from the file, quantised or not.
+    """Load a model of the llama family from a GGUF file. The weights stay mapped from the file, quantised or not.
 
     Raises FileError for a damaged file, an architecture or a tensor that is not supported, missing metadata;
-    SettingError for what is no path.
+    SettingError for an invalid path.
     """
     need_path(path, "load", "model", "the path of a GGUF file")
     return Model(path)
@@ -64,7 +60,7 @@ def load(path: str | os.PathLike[str]) -> Model:
 class Model(AttributeHints):
     """config; file (gradloom.files.GGUF); tokenizer; weights: tensor name -> Stored, read-only, never trained.
 
-    copied_bytes: f32 copies of the tensors of types that no kernel reads; notes say which.
+    copied_bytes: of f32 copies of tensors in types without a kernel; `notes` lists them.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -78,15 +74,16 @@ class Model(AttributeHints):
             raise FileError(f"{path}: metadata general.architecture is missing; need a GGUF model")
         if metadata.get("general.type", "model") != "model":
             raise FileError(f"{path}: is of type {one_line(metadata['general.type'])}; need a model")
-        if not isinstance(architecture, str) or architecture not in FAMILIES:
+        family = families.find(architecture)
+        if family is None:
             shown = " ".join(str(architecture).split())[:60]
-            raise FileError(f"{path}: the architecture {shown} is not supported; need {', '.join(FAMILIES)}")
-        self.family = FAMILIES[architecture]
+            raise FileError(f"{path}: the architecture {shown} is not supported; need {', '.join(families.names())}")
+        self.family = family
         parts = metadata.get("split.count", 1)
         if isinstance(parts, int) and parts > 1:
             raise FileError(f"{path}: is one of {parts} parts; join them first (llama-gguf-split --merge)")
         if not self.file.tensors:
-            raise FileError(f"{path}: holds no tensors, only metadata; need a model with its weights")
+            raise FileError(f"{path}: contains no tensors, only metadata; need a model with its weights")
         embedding = self.file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise FileError(f"{path}: the tensor token_embd.weight [vocabulary, width] is missing; need a whole model")
@@ -107,7 +104,7 @@ class Model(AttributeHints):
     # ---- the file ------------------------------------------------------------------------------------------
 
     def _check_tensors(self) -> None:
-        """Every tensor of the file is known, every tensor that is needed is there, and all have their shape."""
+        """Raise FileError unless every tensor is known, every required one exists, and all have the right shape."""
         c, family = self.config, self.family
         needed: dict[str, Shape] = {"token_embd.weight": (c.vocab_size, c.width), "output_norm.weight": (c.width,)}
         possible: dict[str, Shape] = {
@@ -116,7 +113,7 @@ class Model(AttributeHints):
         }
         for i in range(c.layers):
             needed |= {f"blk.{i}.{name}": shape for name, shape in family.shapes(c).items()}
-            possible |= {f"blk.{i}.{name}": shape for name, shape in family.shapes_possible(c).items()}
+            possible |= {f"blk.{i}.{name}": shape for name, shape in family.optional_shapes(c).items()}
         missing = [name for name in needed if name not in self.file.tensors]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -125,13 +122,13 @@ class Model(AttributeHints):
             shape = needed.get(name, possible.get(name))
             if shape is None:
                 near = difflib.get_close_matches(name, [*needed, *possible], 1)
-                hint = f"; the nearest that is known is {near[0]}" if near else ""
+                hint = f"; the nearest known one is {near[0]}" if near else ""
                 raise FileError(f"{self.path}: unsupported tensor {name} for the architecture {c.architecture}{hint}")
             if tensor.shape != shape:
                 raise FileError(f"{self.path}: the tensor {name} has shape {list(tensor.shape)}; need {list(shape)}")
 
     def _check_copies(self) -> None:
-        """FileError when there is not the memory for f32 copies of what no kernel reads."""
+        """Raise FileError if there is not enough memory for f32 copies of types without a kernel."""
         copied = [t for t in self.file.tensors.values() if not _is_read_in_place(t)]
         need = sum(4 * math.prod(t.shape) for t in copied)
         kinds = ", ".join(sorted({t.kind for t in copied}))
@@ -139,7 +136,7 @@ class Model(AttributeHints):
         need_memory(need, what, "need another model", FileError)
 
     def _stored(self, name: str) -> Stored:
-        """Mapped where kernels read the type as it is, else an f32 copy."""
+        """Mapped if kernels read the type, otherwise an f32 copy."""
         self.file.check_weight(name)
         tensor = self.file.tensors[name]
         if _is_read_in_place(tensor):
@@ -152,7 +149,7 @@ class Model(AttributeHints):
         return Stored.wrap(name, copy, "frozen")
 
     def array(self, name: str) -> np.ndarray:
-        """A tensor as f32 numbers (NumPy order); read-only where no conversion was needed."""
+        """A tensor as f32 numbers (NumPy order); read-only unless converted."""
         weight = self.weights[name]
         return (
             weight.read()
@@ -161,14 +158,14 @@ class Model(AttributeHints):
         )
 
     def copied(self, name: str) -> np.ndarray:
-        """A tensor as f32 numbers in memory of their own; the pages of the file that held it are given back."""
+        """A tensor as an f32 copy; its pages of the file are released."""
         weight = self.weights[name]
         copy = dequantize(weight.read().reshape(-1).view(np.uint8), weight.dtype.name, weight.shape)
         self.file.release(name)
         return copy
 
     def check(self) -> None:
-        """FileError when the file has changed since it was opened."""
+        """Raise FileError if the file has changed since it was opened."""
         self.file.check()
 
     @functools.cached_property
@@ -178,17 +175,17 @@ class Model(AttributeHints):
         tokens, rows = self.file.fields.get("tokenizer.ggml.tokens"), self.config.vocab_size
         if tokens is not None and tokens.count > rows:
             raise FileError(
-                f"{self.path}: metadata tokenizer.ggml.tokens has {tokens.count} entries; need at most {rows}: "
-                "token_embd.weight has so many rows"
+                f"{self.path}: metadata tokenizer.ggml.tokens has {tokens.count} entries; need at most {rows}, "
+                "the number of rows of token_embd.weight"
             )
         return Tokenizer(self.file.metadata, str(self.file.path))
 
     # ---- the graph -----------------------------------------------------------------------------------------
 
     def leaf(self, name: str) -> Parameter:
-        """The graph's leaf for a tensor: one and the same in every graph."""
+        """The graph's leaf for a tensor, the same in every graph."""
         if name not in self._leaves:
-            with on_device(None):  # other graphs have it elsewhere
+            with on_device(None):  # other graphs may place it on another device
                 self._leaves[name] = stored_value(self.weights[name])
         return self._leaves[name]
 
@@ -217,8 +214,8 @@ class Model(AttributeHints):
     ) -> Value:
         """tokens, positions i32 [B, T] -> [B*T, d] after the final norm. layers: those that run on a GPU.
 
-        A position counts from the start of its own sample: query t sees the tokens t - positions[b, t] .. t.
-        training: dropout drops. Raises ShapeError for tokens of another shape.
+        A position counts from the start of its sample: query t attends to the tokens t - positions[b, t] .. t.
+        training: with dropout. Raises ShapeError for tokens of another shape.
         """
         if tokens.ndim != 2 or tokens.shape != positions.shape:
             seen = f"{list(tokens.shape)} and {list(positions.shape)}"
@@ -241,7 +238,7 @@ class Model(AttributeHints):
     ) -> tuple[Value, Value]:
         """(sum, number of tokens that count) of the cross entropy of rows of `hidden` with ids i32 [N]; -100: ignored.
 
-        Logits are never held whole, unless an adapter changes them.
+        Logits are never held in full, unless an adapter changes the output.
         """
         with at(layers and layers.end):
             labels = labels.reshape(x.shape[0])
@@ -252,8 +249,8 @@ class Model(AttributeHints):
             return ops.linear_cross_entropy_pair(x, head, labels)
 
     def _frequencies(self) -> np.ndarray:
-        """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling. FileError where they
-        are not finite."""
+        """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling. Raises FileError if
+        they are not finite."""
         c = self.config
         factors = self.weights["rope_freqs.weight"].read() if "rope_freqs.weight" in self.weights else None
         with np.errstate(all="ignore"):
@@ -272,7 +269,7 @@ class Model(AttributeHints):
 
 @functools.cache
 def readable_kinds() -> frozenset[str]:
-    """The types of matrices that kernels read as they lie in the file."""
+    """The types of matrices that kernels read without conversion."""
     kernels = backend("cpu", Switches()).signatures() or ()
     return frozenset(
         t.name
@@ -286,7 +283,7 @@ def _is_read_in_place(tensor: TensorInfo) -> bool:
 
 
 def model_of(model: Model | str | os.PathLike[str], where: str) -> Model:
-    """The model itself, or the one of a GGUF file; SettingError, naming the function `where`, for anything else."""
+    """The model itself, or the one of a GGUF file. Raises SettingError, naming the function `where`, for others."""
     if isinstance(model, Model):
         return model
     if isinstance(model, (str, os.PathLike)):

@@ -1,4 +1,4 @@
-"""Net: one forward pass under construction; what a family's block asks for, with the tensors' names."""
+"""Net: a forward pass under construction. Families build their blocks with it, by names of tensors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..graph.value import Value
 from .config import Config
 from .gpu_layers import GpuLayers, at
 
-Pairing = Literal["interleaved", "half"]  # the elements of a head that a rotation turns together
+Pairing = Literal["interleaved", "half"]  # elements of a head that are rotated together
 
 
 class Weights(Protocol):
-    """What a forward pass reads of a model."""
+    """The parts of a model that a forward pass reads."""
 
     config: Config
     frequencies: np.ndarray  # f32 [rope_dims / 2]
@@ -30,27 +30,27 @@ class Weights(Protocol):
 
 
 class ForwardAdapter(Protocol):
-    """What an adapter adds to a forward pass, or puts in the place of a tensor."""
+    """The contributions of an adapter to a forward pass."""
 
     def weight(self, name: str) -> Parameter | None:
-        """What stands in for the tensor of this name."""
+        """The replacement for a tensor, or None."""
 
     def linear(self, name: str, x: Value, rows: int, training: bool) -> Value | None:
-        """What is added to x @ W^T: x [N, n_in], W the tensor of this name; the N tokens form `rows` sequences."""
+        """The term added to x @ W^T: x [N, n_in], W the tensor of this name; the N tokens form `rows` sequences."""
 
     def embed(self, name: str, tokens: Value) -> Value | None:
-        """What is added to the rows of the embedding for tokens i32 [N]."""
+        """The term added to the rows of the embedding for tokens i32 [N]."""
 
 
 class Caches(Protocol):
     """Keys and values of earlier tokens."""
 
     def attend(self, layer: int, q: Value, k: Value, v: Value, positions: Value, scale: float) -> Value:
-        """Store k, v [B, T, KVH, D] at the positions and attend with q [B, T, H, D] to all that is stored."""
+        """Store k, v [B, T, KVH, D] at the positions and attend with q [B, T, H, D] to all stored ones."""
 
 
 class Net:
-    """One forward pass under construction: finds the weights, and asks the adapter what it adds."""
+    """A forward pass under construction: adds the terms of the adapter to the model's."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Net:
         training: bool,
         layers: GpuLayers | None = None,
     ) -> None:
-        """layers: which blocks run on a GPU; None: nothing is said of where they run."""
+        """layers: blocks on a GPU; None: no placement."""
         self.placing = layers
         self.model, self.config, self.adapter, self.caches, self.training = (
             model, model.config, adapter, caches, training
@@ -97,7 +97,7 @@ class Net:
             return y + self.weight(f"{name}.bias") if f"{name}.bias" in self.model.weights else y
 
     def device_of(self, name: str) -> str | None:
-        """Where what uses a tensor runs: None inside a block, which has said it already."""
+        """The device for ops on a tensor; None inside a block, which sets its own."""
         return None if self.placing is None or name.startswith("blk.") else self.placing.end
 
     def layers(self, positions: Value) -> Iterator[Layer]:
@@ -107,7 +107,7 @@ class Net:
 
 
 class Layer:
-    """One block of a Net: its methods put `blk.N.` before the names of tensors."""
+    """One block of a Net. Its methods prefix names of tensors with `blk.N.`."""
 
     def __init__(self, net: Net, number: int, positions: Value) -> None:
         self.net, self.number, self.positions, self.config = net, number, positions, net.config

@@ -1,4 +1,4 @@
-"""Why the results of a language model are not finite: the first tensor or operation that is not."""
+"""Error for results of a language model that are not finite, naming the first tensor or operation that is not."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def not_finite(
     settings: Mapping[str, Any],
     **options: Any,
 ) -> NonFiniteError:
-    """The error of a result `what` that is not finite, which names the first tensor of the adapter or of the model file
+    """The error for a result `what` that is not finite. It names the first tensor of the adapter or of the model file
     that is not, or the first operation whose result is not.
 
-    run: the executable of outputs, compiled with `options`, whose last run gave that result. settings: of that run.
+    run: the executable of outputs, compiled with `options`, whose last run returned the result. settings: of that run.
     """
     cause = _tensor(model, adapter) or first_bad(run, outputs, (), settings, **options)
     return NonFiniteError(f"{what} is not finite: {cause}")

@@ -1,9 +1,8 @@
-"""Rows that a model trains on: samples packed side by side, or windows of one long text."""
+"""Rows of tokens for training: packed samples, or windows of one long text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,17 +11,14 @@ from ..base.errors import DataError, SettingError
 from ..data.dataset import IGNORED
 from .samples import Report, Samples, count_of
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass
 class TokenData:
-    """Rows that a model trains on, all i32 [rows, context].
+    """Rows of tokens for training, all i32 [rows, context].
 
     tokens     ids; 0 in padding
     positions  0, 1, 2, ... from the start of each sample; 0 in padding
-    labels     the id that follows, or -100 where its prediction is not learned
+    labels     the next id, or -100 if its prediction is not learned
     """
 
     tokens: np.ndarray
@@ -37,13 +33,13 @@ class TokenData:
 def pack(samples: Samples, context: int, packing: bool = True) -> TokenData:
     """Rows of `context` tokens.
 
-    A sample of n tokens takes n - 1 places: its last token is predicted, and predicts nothing. Samples go into rows
-    from the longest to the shortest, each where the least room is left behind it; with packing=False each has a row
-    of its own. A longer one than fits is cut at its end; one without a token that counts in what is left is skipped.
-    One long text is cut into windows that follow one another, and its last row is padded.
+    A sample of n tokens takes n - 1 places: its last token is a label only. Samples are placed from the longest to the
+    shortest, each into the fullest row with room for it; with packing=False each has its own row. Longer samples are
+    truncated, and skipped if no token that counts is left. One long text is cut into consecutive windows, and its last
+    row is padded.
 
-    Raises DataError when nothing to train on is left, or a text is shorter than the context; SettingError for what are
-    no samples, and for packing=False with one long text.
+    Raises DataError if nothing to train on is left, or a text is shorter than the context; SettingError for values that
+    are not Samples, and for packing=False with one long text.
     """
     if not isinstance(samples, Samples):
         raise SettingError(f"pack: samples is a {type(samples).__name__}; need Samples (gl.llm.read_samples)")
@@ -119,9 +115,9 @@ def _packed(samples: Samples, context: int, packing: bool) -> TokenData:
 
 
 def _places(sizes: np.ndarray, context: int) -> tuple[np.ndarray, np.ndarray]:
-    """(row, offset) of each size: from the largest to the smallest, into the row where the least room is left.
+    """(row, offset) of each size: best fit, from the largest to the smallest.
 
-    Bit c of `open_rows` says that some row has room for exactly c more; so the best row is found without a search.
+    Bit c of `open_rows` is set if a row has room for exactly c more tokens, so no search is required.
     """
     row, offset = np.empty(sizes.size, np.int64), np.empty(sizes.size, np.int64)
     rooms: list[list[int]] = [[] for _ in range(context + 1)]

@@ -17,8 +17,11 @@ import numpy as np
 from ..base import memory
 from ..base.arguments import as_whole
 from ..base.errors import SettingError
+from ..base.finetune_options import PlacingOptions, TuneOptions
 from ..base.memory import Memory, need_memory, show_bytes
+from ..base.options import taken, takes
 from ..base.settings import switches
+from ..base.training_options import RankOptions
 from ..graph.stored import Stored, addressable
 from ..parallel.agree import is_root
 from ..plan.plan import Plan
@@ -33,6 +36,9 @@ from .rows import CONTEXT, Rows, read_rows
 from .tuning import Job, Settings, Tuning, split_arguments
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .arguments_typed import PlanArguments
     from .json_rows import Source
     from .packing import TokenData
 
@@ -212,6 +218,7 @@ def told_of(plan: MemoryPlan) -> dict[str, Any]:
     return told if layers is None else told | {"gpu_layers": layers.count, "gpu_head": layers.head}
 
 
+@takes(PlacingOptions, TuneOptions, RankOptions)
 def plan(
     model: Model | str | os.PathLike[str],
     adapter: Adapter | str | os.PathLike[str] | None = None,
@@ -220,9 +227,7 @@ def plan(
     data_options: Mapping[str, Any] | None = None,
     val: Source | None = None,
     eval_rows: int | None = None,
-    gpu_layers: int | str | None = None,
-    gpu_memory: int | str | None = None,
-    **settings: Any,
+    **settings: Unpack[PlanArguments],
 ) -> MemoryPlan:
     """The memory that `finetune` needs with these arguments, which are its own.
 
@@ -235,8 +240,9 @@ def plan(
     """
     base, there = base_bytes(), memory.memory()
     refuse_settings(settings, "plan", ("on_epoch", "on_progress", "backend"))
-    asked, ranks, exchange, options = split_arguments(settings, plan)
-    check_layers("plan", gpu_layers, gpu_memory, **options)
+    use, more = taken(PlacingOptions, settings)
+    asked, ranks, exchange, options = split_arguments(more, plan)
+    check_layers("plan", use.gpu_layers, use.gpu_memory, **options)
     model = model_of(model, "plan")
     trained = asked.adapter(adapter_of(adapter, model, "finetune"))
     if data is not None:
@@ -255,7 +261,7 @@ def plan(
     if data is None:
         validated = 0 if asked.val_split == 0 else 2 * job.micro_batch_size - 1
         job = replace(job, val_rows=validated, held=job.rows + validated)
-    job = placed("plan", job, gpu_layers, gpu_memory)
+    job = placed("plan", job, use.gpu_layers, use.gpu_memory)
     found = memory_of(planned(job), data is None or "tokenizer" in vars(model), there)
     reading = 0 if data is None else memory.resident_peak()
     return replace(found, layers=job.layers, base=base, reading=reading)
@@ -311,7 +317,7 @@ def placed(who: str, job: Job, gpu_layers: int | str | None, gpu_memory: int | s
     layers, options = layers_for(
         who, job.model.config.layers, gpu_layers, gpu_memory, job.options,
         lambda some: planned(replace(job, layers=some)).plans,
-        head=not trains_head, tells=is_root(job.ranks),
+        head=not trains_head, warn=is_root(job.ranks),
     )  # fmt: skip
     return replace(job, layers=layers, options=options)
 
@@ -334,8 +340,8 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
     largest = max(plans, key=lambda p: p.peak_bytes)
     trained = {p.stored for p in tuning.adapter.parameters().values()}
     state = {p.stored for arrays in trainer.state.values() for p in arrays.values()}
-    ranks = trainer.split
-    exchanged = [] if ranks is None else [s for flat in ranks.flats for s in flat.stored]
+    exchanges = trainer.driver.exchanges
+    exchanged = [stored for exchange in exchanges for stored in exchange.flat.stored]
     sums = {*trainer.accumulators, *exchanged}
     programs = [*plans, *(part.plan for p in split for part in p.parts.values())]
     touched = {s for p in programs for s in p.bytecode.stored}
@@ -350,7 +356,7 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
         copies=model.copied_bytes,
         trained=_bytes(trained),
         state=_bytes(state),
-        gradients=_bytes(sums) + (0 if ranks is None else ranks.reduction_bytes),
+        gradients=_bytes(sums) + sum(exchange.reduction_bytes for exchange in exchanges),
         inputs=_bytes(inputs) + max(p.bytecode.inputs_bytes + len(p.bytecode.constants) for p in plans),
         arena=max(p.bytecode.arena_bytes for p in plans),
         scratch=max(p.bytecode.scratch_bytes for p in plans),

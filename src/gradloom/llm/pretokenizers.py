@@ -1,4 +1,4 @@
-"""How byte-level tokenizers split text into words: the regular expressions that `tokenizer.ggml.pre` names."""
+"""Regular expressions, named by `tokenizer.ggml.pre`, with which byte-level tokenizers split text into words."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 # Words in which capitals come first, as llama.cpp has them: any letter but a-z, any letter but A-Z
 _UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
-THREES = r"\p{N}{1,3}", r"[0-9][0-9][0-9]"  # patterns of digits that do not take any number of them
-ASCII_WORD = "][A-Za-z]+"  # letters that only some letters follow in one word, behind a mark
+THREES = r"\p{N}{1,3}", r"[0-9][0-9][0-9]"  # patterns that match a limited number of digits
+ASCII_WORD = "][A-Za-z]+"  # after a punctuation mark, only ASCII letters continue a word
 CASED = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+END|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*END|DIGITS"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -19,11 +19,11 @@ CASED = (
 
 
 class Pre(NamedTuple):
-    """How a byte-level tokenizer splits text into words."""
+    """Splitting of text into words by a byte-level tokenizer."""
 
-    patterns: tuple[str, ...]  # applied one after the other, each inside the words of the one before
-    whole_words: bool = False  # a word that is a token is taken whole, whatever the merges say
-    add_bos: bool = False  # unless the file says otherwise
+    patterns: tuple[str, ...]  # each is applied to the words of the previous one
+    whole_words: bool = False  # a word that is a token is not merged
+    add_bos: bool = False  # default, if the file has none
 
 
 def _pre_tokenizers() -> dict[str, Pre]:
@@ -56,7 +56,7 @@ PRE_TOKENIZERS = _pre_tokenizers()
 
 
 def kind_of_character(character: str) -> str:
-    """The class of a character, as far as the patterns above tell characters apart."""
+    """The class of a character in the patterns above."""
     if "a" <= character <= "z" or "A" <= character <= "Z":
         return "small" if character >= "a" else "letter"
     if character.isalpha():

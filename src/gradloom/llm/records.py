@@ -1,4 +1,4 @@
-"""Records of a fine-tuning's inputs: what a run that is resumed or continued must have in common with this one."""
+"""Records of a fine-tuning's inputs, which a resumed or continued run must share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MOST_TEXT = 200  # characters of a metadata value
 
 def record_of(model: Model) -> dict[str, Any]:
     """The metadata of a model (without those that describe the file, "general."), the names and shapes of its tensors,
-    and "weights": a checksum of both ends of each tensor, which differs where the weights of a file of the same shapes
-    do. Read in milliseconds; a checkpoint has the digest of all frozen weights besides."""
+    and "weights": a checksum of both ends of each tensor, which identifies the weights in milliseconds; a checkpoint
+    also contains the digest of all frozen weights."""
     file = model.file
     keys = [key for key in file.fields if not key.startswith("general.") or key == "general.architecture"]
     tensors = [(t.name, t.kind, t.shape) for t in file.tensors.values()]
@@ -27,7 +27,7 @@ def record_of(model: Model) -> dict[str, Any]:
 
 
 def records_of(model: Model, rows: Rows) -> dict[str, dict[str, Any]]:
-    """The records of a run that trains on these rows."""
+    """The records of a run on these rows."""
     read = [{"samples": {"keys": list(report.keys)}} for report in rows.reports[:1]]
     return {BASE: record_of(model)} | (read[0] if read else {})
 

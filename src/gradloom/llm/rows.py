@@ -1,4 +1,4 @@
-"""Rows of tokens, and which of them train and validate: of a file, or of TokenData."""
+"""Rows of tokens for training and validation, of a file or of TokenData."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from .model import Adapter
     from .packing import TokenData
 
-VAL_SHARE, VAL_ROWS = 0.05, 100  # validation when not said: a share of all samples (or windows), and at most so many
-CONTEXT = 512  # tokens per row when not said, or the model's context if that is less
+VAL_SHARE, VAL_ROWS = 0.05, 100  # default validation: share of all samples (or windows), and maximum number
+CONTEXT = 512  # default tokens per row, or the model's context if that is less
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of tokens, i32 [rows, T] each (see llm.packing.TokenData), and which of them train and validate."""
+    """Rows of tokens, i32 [rows, T] each (see llm.packing.TokenData). train, val: indices of rows."""
 
     tokens: np.ndarray
     positions: np.ndarray
     labels: np.ndarray
     train: np.ndarray
     val: np.ndarray
-    reports: tuple[Any, ...] = ()  # what was read, cut and skipped: of the training rows, of the validation rows
+    reports: tuple[Any, ...] = ()  # of the training rows, of the validation rows
 
     @property
     def report(self) -> str:
@@ -55,18 +55,17 @@ def read_rows(
     """The rows of a file, or TokenData as they are, checked against the model's vocabulary and context.
 
     data: a path, a list of dicts (the objects of a .jsonl), or rows of tokens.
-    val: a file, or a list of dicts, whose rows validate, in place of a share of the others; of a folder of data its
-    valid.jsonl (see data_files). adapter: what the rows are for: chats go through the template that it was trained
-    through, where there is one and the options name none.
+    val: a file, or a list of dicts, for validation instead of a share of data; of a folder of data its valid.jsonl (see
+    data_files). adapter: its chat template, if it has one, is used unless the options contain one.
 
-    Samples of a .jsonl are split before they are packed, so that no row holds samples of both sides; windows of a text
-    and rows of TokenData are split as they are. TokenData are rows already: SettingError for another context, and for
-    options, which are those of a file; DataError for data of another kind. Rows come back unchanged.
+    Samples of a .jsonl are split before they are packed, so no row contains samples of both; windows of a text and rows
+    of TokenData are split as they are. Rows are returned unchanged. Raises SettingError for TokenData with another
+    context or with options, DataError for other types of data.
     """
     limit = model.config.context_length
     if context is not None and not 2 <= context <= limit:
         raise SettingError(setting="context", seen=context, need=f"2 to {limit}, the model's context")
-    is_read = isinstance(data, (str, os.PathLike)) or is_samples(data)  # tokenised and packed here
+    is_read = isinstance(data, (str, os.PathLike)) or is_samples(data)  # rather than packed by the caller
     if val is not None and not is_read:
         raise SettingError(
             "{val} requires data to tokenize, not rows of tokens; use {val_split}", val=val, val_split=...
@@ -112,7 +111,7 @@ def _shown(path: Any) -> str:
 
 
 def check_rows(data: Any, context: int | None, options: Mapping[str, Any]) -> None:
-    """DataError unless these are rows of tokens; SettingError for what they would not heed."""
+    """Raise DataError unless these are rows of tokens, SettingError for settings that do not apply to them."""
     arrays: list[Any] = [getattr(data, name, None) for name in ("tokens", "positions", "labels")]
     if not all(isinstance(a, np.ndarray) for a in arrays):
         raise DataError(
@@ -144,7 +143,7 @@ def _joined(train: TokenData, val: TokenData) -> Rows:
 
 
 def _checked(model: Model, rows: Rows) -> Rows:
-    """The rows, or DataError or SettingError for what this model cannot be trained on."""
+    """The rows. Raises DataError or SettingError if this model cannot be trained on them."""
     limit, vocabulary, length = model.config.context_length, model.config.vocab_size, rows.tokens.shape[1]
     if length > limit:
         raise SettingError(f"{{data}}: rows of {length} tokens; must be at most {limit}, the model's context", data=...)
@@ -157,14 +156,14 @@ def _checked(model: Model, rows: Rows) -> Rows:
                 "vocabulary"
             )
     if ((rows.positions < 0) | (rows.positions > np.arange(length))).any():
-        raise DataError("data: a position lies before the start of its row; need positions that count from 0")
+        raise DataError("data: a position is before the start of its row; need positions that count from 0")
     if not (rows.labels[rows.train] != IGNORED).any():
         raise DataError("data: no token counts for the loss; need at least one label")
     return rows
 
 
 def _val_share(count: int, asked: float | None) -> float:
-    """The share for validation of so many rows or samples."""
+    """The validation share of `count` rows or samples."""
     if asked is None:
         return 0.0 if count < 2 else min(VAL_SHARE, VAL_ROWS / count)
     return asked

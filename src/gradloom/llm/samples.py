@@ -1,9 +1,9 @@
-"""Samples: tokens of which some are learned, one sample after the other; the report of what was read."""
+"""Samples of tokens, and the report of a file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,18 +11,15 @@ from ..base.errors import DataError
 from ..base.terminal import in_one_line
 from ..data.dataset import split_rows
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass
 class Report:
-    """What was read from a file, what became of it, and what was left out."""
+    """Counts of a file: samples that were read, cut and skipped."""
 
     path: str = ""
-    kind: str = ""  # what a sample is, and from which keys
-    counts: str = ""  # which tokens count
-    keys: tuple[str, ...] = ()  # of the first line, that are read
+    kind: str = ""  # of samples, with their keys
+    counts: str = ""  # tokens that count
+    keys: tuple[str, ...] = ()  # keys of the first line that are read
     unused: tuple[str, ...] = ()  # keys of the first line that are not read
     samples: int = 0
     tokens: int = 0
@@ -33,12 +30,12 @@ class Report:
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> samples
     context: int = 0
     rows: int = 0
-    padding: float = 0.0  # share of the rows' places that hold no token
+    padding: float = 0.0  # share of the rows' places
     cut: int = 0  # samples longer than the context
-    cut_tokens: int = 0  # what was left out of them
+    cut_tokens: int = 0  # tokens left out of them
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers by name, as JSON has them."""
+        """JSON values by name."""
         return {
             **vars(self),
             "keys": list(self.keys),
@@ -74,13 +71,13 @@ class Report:
 
 
 class Samples:
-    """Tokens of samples, one after the other.
+    """Tokens of samples, concatenated.
 
     tokens   i32 [n], of all samples
-    counted  bool [n]: whether the prediction of this token is learned; never of a sample's first
-    starts   i64 [samples + 1]: where each sample begins, and the end
+    counted  bool [n]: whether the prediction of this token is learned; False for the first of a sample
+    starts   i64 [samples + 1]: the start of each sample, and the end
     stream   True for one long text, which pack cuts into windows
-    report   what was read
+    report   counts of the file
     """
 
     def __init__(
@@ -105,13 +102,15 @@ class Samples:
     def split(self, val_split: float, seed: int = 0) -> tuple[Samples, Samples]:
         """(training, validation): one permutation of the samples by the seed, its last share for validation.
 
-        What was skipped while reading is in the report of the first. Raises DataError for one long text.
+        The report of the first contains the skipped samples. Raises DataError for one long text.
         """
         if self.stream:
-            raise DataError(f"{self.report.path}: one long text is no set of samples; need its windows split, packed")
+            raise DataError(
+                f"{self.report.path}: one long text is not a set of samples; split its windows after packing"
+            )
         first, last = split_rows(len(self), val_split, seed)
-        told = replace(self.report, bad_lines=0, bad=(), skipped={}, unused=())
-        return self._take(np.sort(first), self.report), self._take(np.sort(last), told)
+        without_skipped = replace(self.report, bad_lines=0, bad=(), skipped={}, unused=())
+        return self._take(np.sort(first), self.report), self._take(np.sort(last), without_skipped)
 
     def _take(self, which: np.ndarray, report: Report) -> Samples:
         sizes = np.diff(self.starts)[which]

@@ -1,8 +1,8 @@
-"""Sampling: from the logits of a position to the id of the next token. Pure functions of logits, settings and position.
+"""Sampling of the next token from logits. Pure functions of logits, settings and position.
 
 The order is that of nucleus sampling's authors (Holtzman et al. 2020): logits / temperature, then the top_k largest,
-then the smallest set of them whose probability reaches top_p; the rest is renormalised and drawn from. All of it in
-float64, ids of equal logits in rising order, so that one (seed, position) gives one token.
+then the smallest set of them whose probability reaches top_p, renormalised. In float64, with ids of equal logits in
+ascending order, so one (seed, position) determines the token.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 from ..base.errors import NonFiniteError, SettingError
 from ..ops.philox import row_words
 
-TOP_K, TOP_P = 40, 0.95  # when not said
-STREAM = 0x746F6B656E  # "token": tells these draws from those of dropout
+TOP_K, TOP_P = 40, 0.95  # defaults
+STREAM = 0x746F6B656E  # "token": a stream separate from dropout's
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings by which the next token is drawn.
+    """Settings for sampling the next token.
 
-    temperature: 0 takes the largest logit, 1 draws from the model's own distribution. top_k: only the k largest
-    logits, 0 for all, 40 when not said. top_p: only the smallest set that holds at least this probability, 1 for all,
-    0.95 when not said. seed: of the draws.
-    Raises SettingError for a value out of its range, and for top_k or top_p with temperature 0, which draws nothing.
+    temperature: 0 takes the largest logit, 1 samples from the model's own distribution. top_k: only the k largest
+    logits; 0 for all, by default 40. top_p: only the smallest set with at least this probability; 1 for all, by default
+    0.95. seed: random seed for sampling.
+    Raises SettingError for a value out of its range, and for top_k or top_p with temperature 0, which does not sample.
     """
 
     temperature: float = 0.8
@@ -57,16 +57,16 @@ def _number(value: object) -> bool:
 
 
 def candidates(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """(ids, probabilities) that a token is drawn from, the likeliest first; probabilities add up to 1.
+    """(ids, probabilities) of the candidates, the likeliest first; probabilities sum to 1.
 
-    logits: f32 [V]; -inf excludes a token. At least one token is left, whatever top_k and top_p say.
+    logits: f32 [V]; -inf excludes a token. At least one token remains for any top_k and top_p.
     """
-    logits = np.asarray(logits)  # compared as they are; float64 is for the few that are left
+    logits = np.asarray(logits)  # compared in f32; only the selected ones are converted to float64
     if how.temperature == 0:
         return np.array([int(np.argmax(logits))]), np.ones(1)
     top_k, top_p = TOP_K if how.top_k is None else how.top_k, TOP_P if how.top_p is None else how.top_p
     keep = len(logits) if top_k == 0 else min(top_k, len(logits))
-    if keep < len(logits):  # all that could be among the k largest, those that equal the k-th included
+    if keep < len(logits):  # the k largest, and all that equal the k-th
         least = np.partition(logits, len(logits) - keep)[len(logits) - keep]
         ids = np.flatnonzero(logits >= least)
     else:
@@ -84,20 +84,20 @@ def candidates(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndarra
 
 
 def uniform(seed: int, position: int) -> float:
-    """The draw for a position of the text: a number in [0, 1) of 53 random bits, by seed and position alone."""
+    """A random number in [0, 1) of 53 bits, determined by seed and position."""
     high, low = (int(w) for w in row_words(seed, position, STREAM, 0, 1, 2)[0])
     return ((high >> 5) * 2.0**26 + (low >> 6)) * 2.0**-53
 
 
 def sample(logits: np.ndarray, how: Sampling, position: int) -> int:
-    """The id of the next token. position: of that token in the text; NonFiniteError when the logits are no numbers."""
-    largest = float(np.max(logits))  # NaN anywhere is NaN here
+    """The id of the next token. position: of that token in the text. Raises NonFiniteError."""
+    largest = float(np.max(logits))  # NaN if any is NaN
     if not math.isfinite(largest):
         raise NonFiniteError(
-            f"generate: the logits of position {position} hold {largest}; the weights or the adapter are not finite"
+            f"generate: the logits of position {position} contain {largest}; the weights or the adapter are not finite"
         )
     ids, share = candidates(logits, how)
     if len(ids) == 1:
         return int(ids[0])
     drawn = int(np.searchsorted(np.cumsum(share), uniform(how.seed, position), side="right"))
-    return int(ids[min(drawn, np.flatnonzero(share)[-1])])  # a last step that rounding left below 1
+    return int(ids[min(drawn, np.flatnonzero(share)[-1])])  # rounding may leave the last sum below 1

@@ -1,4 +1,4 @@
-"""Tokens that are no text: control tokens, which kinds there are, and those that llama.cpp knows by their text."""
+"""Special tokens: their types, and those that llama.cpp recognises by their text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Tokens known by their text, as llama.cpp knows them; files forget to mark them.
+# Tokens recognised by their text, as in llama.cpp, because some files do not mark them.
 ENDS = _words(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT]"
     " [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <｜end▁of▁sentence｜>"
@@ -32,27 +32,27 @@ MARKED = _words(
 
 
 class RenderedText(str):
-    """A text, in which control tokens that contain the character at one of the `plain` places are text."""
+    """A text in which control tokens with a character at one of the `plain` indices are text."""
 
     plain: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, text: str, plain: Sequence[int]) -> str:
-        """The text itself where there are no such places."""
+        """A RenderedText, or the text itself if there are no such indices."""
         if not plain:
             return text
-        made = cls(text)
-        made.plain = tuple(plain)
-        return made
+        rendered = cls(text)
+        rendered.plain = tuple(plain)
+        return rendered
 
 
 class SpecialTokens:
-    """Tokens that a text is searched for before anything else is done to it."""
+    """Tokens at which a text is split before it is tokenised."""
 
     def __init__(self, pieces: list[str], types: np.ndarray, kinds: tuple[int, ...]) -> None:
-        self._is_text = {pieces[i] for i in np.flatnonzero(types == USER_DEFINED)}  # as good as text: also in messages
+        self._is_text = {pieces[i] for i in np.flatnonzero(types == USER_DEFINED)}  # recognised in messages, too
         ids = [int(i) for i in np.flatnonzero(np.isin(types, kinds))]
-        # the longest in bytes comes first, all over the text, as in llama.cpp
+        # the longest in bytes first, as in llama.cpp
         self._tokens = sorted(
             ((pieces[i], i) for i in ids), key=lambda t: -len(t[0].encode("utf-8", "surrogateescape"))
         )
@@ -61,7 +61,7 @@ class SpecialTokens:
         self._any = re.compile("|".join(re.escape(t) for t, _ in self._tokens)) if self._tokens else None
 
     def split(self, text: str) -> list[str | int]:
-        """The text cut at special tokens: stretches of text and ids, in order."""
+        """Split a text at special tokens: texts and ids, in order."""
         if not text:
             return []
         if self.find(text) is None:
@@ -90,7 +90,7 @@ class SpecialTokens:
         return None if found is None else found[0]
 
     def _split_rendered(self, text: RenderedText) -> list[str | int]:
-        """split for a text with plain places."""
+        """`split` for a text with plain indices."""
         parts: list[tuple[int, int, int | None]] = [(0, len(text), None)]  # start, stop, id of a token
         for token, i in self._tokens:
             if token not in text:
@@ -111,5 +111,5 @@ class SpecialTokens:
         return [str(text[start:stop]) if known is None else known for start, stop, known in parts]
 
     def covers(self, text: str, at: int) -> bool:
-        """Whether a special token of the text reaches over this place."""
+        """Whether a special token of the text extends across this index."""
         return any(text.startswith(t, k) for t, _ in self._tokens for k in range(max(0, at - len(t) + 1), at))

@@ -1,4 +1,4 @@
-"""Which tensors train and which are frozen, as a table: nothing is left out silently."""
+"""Table of all tensors of a model: trained or frozen."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 
 def training_table(model: Model, adapter: Adapter) -> str:
-    """One line for each kind of tensor (the layers that are alike together), then the sums.
-
-    The adapter is bound to the model first.
-    """
+    """One line for each kind of tensor, with its layers, then the sums. Binds the adapter to the model."""
     adapter.bind(model)
     trained = adapter.parameters()
     groups: dict[tuple[str, str, str, str], list[int]] = {}
@@ -40,7 +37,7 @@ def training_table(model: Model, adapter: Adapter) -> str:
 
 
 def _state(name: str, kind: str, adapter: Adapter) -> str:
-    """How a tensor trains: "yes", "frozen", or its LoRA."""
+    """State of a tensor: "yes" (trained), "frozen", or its LoRA."""
     trained = adapter.parameters()
     if adapter.weight(name) is not None:
         return "yes" if kind == "f32" else "yes, as an f32 copy"
@@ -49,7 +46,7 @@ def _state(name: str, kind: str, adapter: Adapter) -> str:
 
 
 def _layer(name: str) -> tuple[int, str]:
-    """(layer, name in it); -1 for tensors of no layer."""
+    """(layer, name in it); -1 for tensors outside of layers."""
     parts = name.removesuffix(".weight").split(".", 2)
     return (int(parts[1]), parts[2]) if parts[0] == "blk" else (-1, name.removesuffix(".weight"))
 

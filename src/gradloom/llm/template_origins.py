@@ -1,14 +1,14 @@
-"""Which characters of a rendered chat come from its messages; part of the process of template_worker.py.
+"""Origins of the characters of a rendered chat; part of the process of template_worker.py.
 
 Before a template renders a chat, characters of its messages are replaced by marks, one for one. Marks are symbols (no
-letters, no blanks) that neither the chat nor the template contains. A template trims, splits, slices, joins and filters
-marks as it does characters, so that each mark in the rendered text is a character of a message. With the marks replaced
-by their characters, the text must equal that of the original messages. Where it differs, the template reads what was
-marked, and the origins are not known.
+letters, no blanks) that occur neither in the chat nor in the template. A template trims, splits, slices, joins and
+filters marks like other characters, so each mark in the rendered text is a character of a message. With the marks
+replaced by their characters, the text must equal that of the original messages. If it differs, the template depends on
+the marked characters, and the origins are unknown.
 
 All punctuation of control tokens is marked. A control token without a mark therefore has its punctuation from the
 template: no text of a message can be cut or joined into one. String literals of the template, such as </think>, are not
-marked in messages, because templates search for them, unless a control token would stay without a mark.
+marked in messages, because templates search for them, unless a control token would have no mark.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _SYMBOLS = [chr(c) for block in ((0x2801, 0x2900), (0x4DC0, 0x4E00), (0x1F030, 0
 
 
 class Origins:
-    """Finds out which chats of a template require marks.
+    """Creates marks for chats of a template.
 
-    control   texts of the control tokens; where there are none, no chat requires marks
+    control   texts of the control tokens; without any, no chat requires marks
     source    the template
     literals  its string literals
     """
 
     def __init__(self, control: Sequence[str], source: str, literals: Iterable[str]) -> None:
         self._source = source
-        self._control = _any_of(control, before="(?=", after=")")  # finds overlapping ones
+        self._control = _any_of(control, before="(?=", after=")")  # also overlapping ones
         self.words = _any_of([text for text in control if not _punctuation(text)], flags=re.IGNORECASE)
         found = {_punctuation(text) for text in control} - {frozenset()}
         self._sets = [one for one in found if not any(other < one for other in found)]
@@ -49,11 +49,11 @@ class Origins:
         return None if found is None else found[1]
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        """(start, stop) of all control tokens in a text, of those that start at one place the longest."""
+        """(start, stop) of all control tokens in a text; for each start the longest."""
         return [] if self._control is None else [found.span(1) for found in self._control.finditer(text)]
 
     def marks(self, *values: Any) -> Marks | None:
-        """Marks for a chat of these values; None where its texts contain the punctuation of no control token."""
+        """Marks for a chat of these values; None if its texts cannot contain a control token."""
         if self._control is None:
             return None
         text = "".join(_texts(values))
@@ -73,7 +73,7 @@ class Marks:
 
     table     character -> mark
     control   a control token that the chat's texts contain, or None
-    complete  there is a mark for each character that requires one
+    complete  each character that requires a mark has one
     """
 
     def __init__(self, origins: Origins, table: dict[str, str], control: str | None, complete: bool) -> None:
@@ -84,7 +84,7 @@ class Marks:
         self._marks = frozenset(table.values())
 
     def put(self, value: Any) -> Any:
-        """A value as JSON has it, with marks in all of its texts."""
+        """A JSON value with marks in all of its texts."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, (list, tuple)):
@@ -108,11 +108,11 @@ class Marks:
         return text.translate(self._punctuation)
 
     def removed(self, text: str) -> str:
-        """The text with characters in place of marks."""
+        """The text with marks replaced by their characters."""
         return text.translate(self._back)
 
     def places(self, text: str) -> list[int]:
-        """Of each control token that the text without marks contains, the first place that has a mark."""
+        """The index of the first mark in each control token of the text without marks."""
         marked = (
             next((k for k in range(start, stop) if text[k] in self._marks), None)
             for start, stop in self._origins.places(self.removed(text))
@@ -125,7 +125,7 @@ def _punctuation(text: str) -> frozenset[str]:
 
 
 def _any_of(texts: Iterable[str], before: str = "", after: str = "", flags: int = 0) -> re.Pattern[str] | None:
-    """A pattern whose group 1 is one of these texts, the longest first; None where there are none."""
+    """A pattern whose group 1 is one of these texts, the longest first; None if there are none."""
     longest_first = sorted(texts, key=len, reverse=True)
     if not longest_first:
         return None
@@ -133,7 +133,7 @@ def _any_of(texts: Iterable[str], before: str = "", after: str = "", flags: int 
 
 
 def _texts(values: Any) -> Iterator[str]:
-    """All texts of values as JSON has them, names included, in their order."""
+    """All texts of JSON values, including names, in order."""
     left = [values]
     while left:
         value = left.pop()

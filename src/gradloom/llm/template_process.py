@@ -1,9 +1,8 @@
-"""The process in which chat templates are rendered (template_worker.py), seen from here.
+"""Client of the process that renders chat templates (template_worker.py).
 
-One process serves all templates of this process, one template at a time; it is started when a template is made and
-ends when the last ChatTemplate is gone. Nothing that it answers is trusted: frames have a length limit, answers a
-shape. Whatever goes wrong with it (its death, its silence, a limit) is the fault of the chat that it was at; the next
-chat is served by a fresh process.
+One process renders all templates of this process, one request at a time. It starts with the first template and ends
+with the last ChatTemplate. Its answers are not trusted: lines have a length limit and a fixed form. If it exits, stays
+silent or exceeds a limit, the chat that it was rendering is at fault, and a new process renders the next chat.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import marshal
 import os
-import selectors
+import re
+import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -29,125 +27,168 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import BackendError
-from .template_worker import FAULT, GREETING, HERE, LATER, NO_MEMORY
+from .template_worker import GREETING, NO_MEMORY
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
-# What the interpreter needs of the environment to start, and strftime to answer as here; nothing else is handed on.
+# The environment of the process: what the interpreter requires to start, and the locale for strftime
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
-_REQUEST = 48 << 10  # bytes of chats that go into one request, where it is more than one; a pipe holds 64 KiB
+_REQUEST = 48 << 10  # bytes of a request of more than one chat; a pipe holds 64 KiB
 _READ = 1 << 18
-_HEAD = struct.Struct("<QQ")  # of a frame: its bytes behind the first number, and how many cuts and origins it has
+# An answer after its text: nothing for a fault, else cuts and origins
+_REST = re.compile(r"(?:,\[([0-9,]{0,8388608})\],\[([0-9,]*)\])?\]")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a template may take."""
+    """Limits of a template."""
 
-    seconds: float = 5.0  # of processor time, for a chat or for compiling the template
-    seconds_per_message: float = 0.25e-3  # more of them, for each message of each assistant's turn that is looked for
+    seconds: float = 5.0  # processor time for one chat, or for compiling the template
+    seconds_per_message: float = 0.25e-3  # added for each message of each assistant's turn that is located
     most_seconds: float = 60.0  # for a chat of any length
-    silence: float = 12.0  # times the seconds: how long an answer may take by the clock
-    start: float = 60.0  # seconds until the process greets
+    silence: float = 12.0  # elapsed time for an answer, as a multiple of the processor time
+    start: float = 60.0  # elapsed seconds until the process has started
     memory: int = 1 << 30  # bytes
-    length: int = 10_000_000  # characters of one rendering, beyond the bytes of the chat
+    length: int = 10_000_000  # characters of one rendering, in addition to the bytes of the chat
 
 
 LIMITS = Limits()
 
 
-@dataclass(frozen=True)
-class Source:
-    """A template as the process gets it; see template_worker.Template."""
-
-    source: str
-    now: str
-    tokens: dict[str, str]
-    ends: tuple[str, ...]
-    control: tuple[str, ...]
+Source = Mapping[str, Any]  # arguments of template_rendering.Template
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat to render: `data` is (messages, tools, generation_prompt), marshalled."""
+    """A chat to render: (messages, tools, generation_prompt) as a line of JSON."""
 
     data: bytes
-    renderings: int  # messages of all assistant's turns that are looked for
+    renderings: int  # messages of all assistant's turns to be located
 
 
-@dataclass(frozen=True)
-class TemplateFailure:
-    """Why there is no text; begins with "chat template"."""
+class TemplateFailure(Exception):
+    """The reason why a template or chat has no text."""
 
-    text: str
-    lost: bool = False  # the chat has ended the process, by a limit or otherwise
+    def __init__(self, text: str, lost: bool = False, no_memory: bool = False) -> None:
+        """text: starts with "chat template". lost: the process cannot be used any more. no_memory: by its limit."""
+        super().__init__(text)
+        self.text, self.lost, self.no_memory = text, lost, no_memory
+
+
+def _lost(text: str, no_memory: bool = False) -> TemplateFailure:
+    return TemplateFailure(f"chat template {text}", True, no_memory)
 
 
 Answer = tuple[str, list[int], list[int]] | TemplateFailure  # text, cuts and origins; see template_worker
 
 
-class _LostError(Exception):
-    """The process cannot be used any more, and why."""
+class _Process:
+    """A running template_worker.py. Raises BackendError if it cannot be started."""
 
-    def __init__(self, why: str, no_memory: bool = False) -> None:
-        super().__init__(why)
-        self.no_memory = no_memory
-        self.here = False  # the next chat is at fault, not one of those after it
+    def __init__(self) -> None:
+        if not sys.executable:
+            raise BackendError(
+                "chat templates are rendered by a separate Python process, and sys.executable is empty; need the path"
+                " of a Python interpreter there"
+            )
+        folders = [_folder(name) for name in ("jinja2", "markupsafe")]
+        command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(_SCRIPT), str(LIMITS.memory), *folders]
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        self.source: Source | None = None  # of the compiled template
+        self.used = False  # memory may be occupied by chats or other templates
+        try:
+            self.popen = subprocess.Popen(
+                command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                cwd="/", env=environment, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise _not_started(error.strerror or str(error)) from None
+        assert self.popen.stdin is not None and self.popen.stdout is not None
+        self._pipes = self.popen.stdin, self.popen.stdout
+        self.end = weakref.finalize(self, _kill, self.popen, self._pipes)
+        os.set_blocking(self._pipes[0].fileno(), False)
+        try:
+            (answer,) = self.answers(b"", [(LIMITS.start / LIMITS.silence, 1000)])
+            if not isinstance(answer, TemplateFailure) or answer.text != GREETING:
+                raise _lost("fails: its first answer is not the expected one")
+        except TemplateFailure as lost:
+            self.end()
+            raise _not_started(lost.text.replace("chat template", "it")) from None
 
+    def answers(
+        self, request: bytes, limits: Sequence[tuple[float, int]], meanwhile: Callable[[], object] = lambda: None
+    ) -> Iterator[Answer | None]:
+        """Send a request and yield its answers, one for each limit: (seconds of processor time, maximum bytes). None is
+        the last if the rest is not answered. meanwhile: called after the request has been sent.
 
-class _Child:
-    """The process that runs, if any."""
+        Raises TemplateFailure if an answer is missing or malformed.
+        """
+        send, receive = (pipe.fileno() for pipe in self._pipes)
+        left, received, searched = memoryview(request), bytearray(), 0
+        try:
+            while left:
+                _wait(send, select.POLLOUT, limits[0][0] * LIMITS.silence)
+                left = left[os.write(send, left[:_READ]) :]
+        except BrokenPipeError:
+            raise self._ended(limits[0][0]) from None
+        meanwhile()
+        for seconds, most in limits:
+            until = time.monotonic() + seconds * LIMITS.silence
+            while (stop := received.find(b"\n", searched)) < 0 and len(received) <= most:
+                searched = len(received)
+                _wait(receive, select.POLLIN, seconds * LIMITS.silence, until)
+                data = os.read(receive, _READ)
+                if not data:
+                    raise self._ended(seconds)
+                received += data
+            if not 0 <= stop <= most:
+                raise _lost(f"fails: its process answers with more than {most} bytes")
+            line = received[:stop]
+            del received[: stop + 1]
+            searched = 0
+            yield _decoded(line)
 
-    process: subprocess.Popen[bytes] | None = None
+    def _ended(self, seconds: float) -> TemplateFailure:
+        """The reason why the process has closed its pipe."""
+        try:
+            code = self.popen.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return _lost("fails: its process closes the pipe")
+        if code == -signal.SIGPROF:
+            return _lost(f"does not come to an end: it takes more than {round(seconds, 1):g} s of processor time")
+        if code == NO_MEMORY:
+            return _lost(f"does not come to an end: it takes more than {LIMITS.memory >> 20} MiB of memory", True)
+        if code < 0:
+            return _lost(f"fails: its process is ended by {signal.Signals(-code).name}")
+        return _lost(f"fails: its process ends with exit code {code}")
 
-    def end(self) -> None:
-        """Kill it, with whatever it has started, and wait for its end."""
-        process, self.process = self.process, None
-        if process is None:
-            return
-        assert process.stdin is not None and process.stdout is not None
-        if process.returncode is None:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.stdin.close()
-        process.stdout.close()
-        process.wait()
-
-    def forget(self) -> None:
-        """In a forked process: the process belongs to another one, which must be able to close its pipe."""
-        process, self.process = self.process, None
-        if process is not None:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.close()
-            process.stdout.close()
-            process.returncode = 0  # else Popen would wait for it
+    def abandon(self) -> None:
+        """Close the pipes in a forked process: the process belongs to the parent, which must be able to end it."""
+        self.end.detach()
+        for pipe in self._pipes:
+            pipe.close()
+        self.popen.returncode = 0  # otherwise Popen waits for it
 
 
 class Renderer:
-    """Renders chats in a process of its own. Threads take turns, a request at a time."""
+    """Renders chats in a separate process. Thread-safe: requests are serialised."""
 
     def __init__(self) -> None:
-        self._child = _Child()
+        self._process: _Process | None = None
         self._lock = threading.RLock()
-        self._loaded: Source | None = None  # what the process has compiled
-        self._used = False  # it has done more than to compile this template
-        weakref.finalize(self, self._child.end)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return renderer, ()  # a copy is that of the process in which it is made
+        return renderer, ()  # a copy is the renderer of the process that unpickles it
 
     def load(self, source: Source) -> TemplateFailure | None:
-        """Compile a template; TemplateFailure when it is malformed. BackendError when no process can be started."""
+        """Compile a template; TemplateFailure if it is malformed. Raises BackendError if no process can be started."""
         with self._exclusive():
-            return self._load(source)
+            return self._load(source)[1]
 
     def render(
         self, source: Source, chats: Sequence[Chat], meanwhile: Callable[[], object] = lambda: None
     ) -> list[Answer]:
-        """(text, cuts, origins) of the first of these chats, of one at least; see template_worker. BackendError as
-        load.
-
-        meanwhile is called while the process computes.
-        """
+        """Answers for the first of these chats, at least one; see template_worker. meanwhile: called while the process
+        computes. Raises BackendError as `load`."""
         with self._exclusive():
             return self._render(source, chats, meanwhile)
 
@@ -155,229 +196,128 @@ class Renderer:
     def _exclusive(self) -> Iterator[None]:
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise BackendError(
-                "a chat template is used by a signal handler that interrupts the rendering of a chat; need a handler"
-                " that leaves it to the program"
+                "a chat template is used by a signal handler that interrupts the rendering of a chat; use it outside of"
+                " the handler"
             )
         with self._lock:
             try:
                 yield
-            except BaseException:  # Ctrl-C: answers are on their way that nobody would read
-                self._child.end()
+            except BaseException:  # Ctrl-C: nobody reads the remaining answers
+                self._end()
                 raise
 
-    def _load(self, source: Source) -> TemplateFailure | None:
-        process = self._child.process
-        if process is None or process.poll() is not None:
-            self._child.end()
-            self._start()
-        if self._loaded is source:
-            return None
-        used = self._used = self._used or self._loaded is not None
-        self._loaded = None
-        request = {**vars(source), "seconds": LIMITS.seconds}
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()
+
+    def _load(self, source: Source) -> tuple[_Process, TemplateFailure | None]:
+        """The process, which has compiled the template unless there is a failure."""
+        process = self._process
+        if process is None or process.popen.poll() is not None:
+            self._end()
+            process = self._process = _Process()
+        if process.source is source:
+            return process, None
+        process.used = process.used or process.source is not None
+        process.source = None
+        request = _line({**source, "seconds": LIMITS.seconds})
         try:
-            (answer,) = self._answers(marshal.dumps(request), [(LIMITS.seconds, 1 << 20)])
-        except _LostError as lost:
-            self._child.end()
-            if lost.no_memory and used:  # was it this template's need, or what others have left behind?
+            (answer,) = process.answers(request, [(LIMITS.seconds, 1 << 20)])
+        except TemplateFailure as lost:
+            process.end()
+            if lost.no_memory and process.used:  # the memory may have been occupied by others
                 return self._load(source)
-            return TemplateFailure(f"chat template cannot be compiled: {lost}", lost=True)
+            text = lost.text.replace("chat template", "chat template cannot be compiled: it", 1)
+            return process, TemplateFailure(text, lost=True)
         if isinstance(answer, TemplateFailure):
-            return answer
-        self._loaded = source
-        return None
+            return process, answer
+        process.source = source
+        return process, None
 
     def _render(self, source: Source, chats: Sequence[Chat], meanwhile: Callable[[], object]) -> list[Answer]:
-        fault = self._load(source)
-        if fault is not None:
-            return [fault]
-        request: list[tuple[bytes, float, int]] = []
-        rules: list[tuple[float, int]] = []
+        process, failure = self._load(source)
+        if failure is not None:
+            return [failure]
+        limits: list[tuple[float, int]] = []
         size = 0
         for chat in chats:
             size += len(chat.data)
-            if rules and size > _REQUEST:
+            if limits and size > _REQUEST:
                 break
             seconds = min(LIMITS.seconds + LIMITS.seconds_per_message * chat.renderings, LIMITS.most_seconds)
-            length = LIMITS.length + len(chat.data)
-            request.append((chat.data, seconds, length))
-            rules.append((seconds, 12 * length + (1 << 22)))  # of a character 4 bytes, and 8 as an origin; and cuts
+            limits.append((seconds, LIMITS.length + len(chat.data)))
+        request = b"".join([_line(limits), *(chat.data for chat in chats[: len(limits)])])
+        # up to 6 bytes of JSON per character, origins of 9 bytes, and cuts
+        most = [(seconds, 12 * length + (1 << 22)) for seconds, length in limits]
         answers: list[Answer] = []
-        used, self._used = self._used, True
+        used, process.used = process.used, True
         try:
-            for answer in self._answers(marshal.dumps(request), rules, meanwhile):
+            for answer in process.answers(request, most, meanwhile):
                 if answer is None and answers:
                     break
                 if answer is None:
-                    raise _LostError("fails: its process does not answer")
+                    raise _lost("fails: its process does not answer")
                 answers.append(answer)
-        except _LostError as lost:
-            self._child.end()
-            if lost.no_memory and (answers or used):  # as above
-                return answers or self._render(source, chats[:1], lambda: None)
-            if lost.here or len(rules) - len(answers) == 1:
-                answers.append(TemplateFailure(f"chat template {lost}", lost=True))
-                return answers
-            for chat in chats[len(answers) : len(rules)]:  # which of them is at fault?
-                answers += self._render(source, [chat], lambda: None)
-                if isinstance(answers[-1], TemplateFailure) and answers[-1].lost:
-                    break
+        except TemplateFailure as lost:
+            process.end()
+            if not lost.no_memory or not (answers or used):
+                answers.append(lost)
+            elif not answers:  # as in _load
+                return self._render(source, chats[:1], lambda: None)
         return answers
 
-    # -- the pipes -----------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        if not sys.executable:
-            raise BackendError(
-                "chat templates are rendered by a Python process of their own, and sys.executable is empty; need the"
-                " path of a Python interpreter there"
-            )
-        folders = [_folder(name) for name in ("jinja2", "markupsafe")]
-        command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(_SCRIPT), str(LIMITS.memory), *folders]
-        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        self._loaded, self._used = None, False
-        try:
-            process = self._child.process = subprocess.Popen(
-                command, bufsize=0, stdin=pipe, stdout=pipe, stderr=nothing, cwd="/", env=environment,
-                start_new_session=True,
-            )  # fmt: skip
-            assert process.stdin is not None
-            os.set_blocking(process.stdin.fileno(), False)
-            (answer,) = self._answers(b"", [(LIMITS.start / LIMITS.silence, 1000)])
-            why = "" if answer == TemplateFailure(GREETING) else "it answers otherwise than it should"
-        except OSError as error:
-            why = error.strerror or str(error)
-        except _LostError as lost:
-            why = f"it {lost}"
-        if why:
-            self._child.end()
-            raise BackendError(
-                f"chat templates are rendered by a Python process of their own, which {sys.executable}"
-                f" (sys.executable) does not start: {why}; need the path of a Python interpreter there"
-            )
-
-    def _answers(
-        self, request: bytes, rules: Sequence[tuple[float, int]], meanwhile: Callable[[], object] = lambda: None
-    ) -> Iterator[Answer | None]:
-        """Send a request; the answers to it, one for each rule: (seconds of processor time, bytes at most). None is
-        the last where the process answers no more of it.
-
-        Raises _LostError when an answer does not come, or cannot be one.
-        """
-        process = self._child.process
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        out, into = process.stdin.fileno(), process.stdout.fileno()
-        left = memoryview(struct.pack("<Q", len(request)) + request if request else b"")
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # what is left, and why, comes out below
-            left = left[os.write(out, left[:_READ]) :]
-        meanwhile()
-        got, at = bytearray(), 0  # bytes that have come, and how many of them are decoded
-        here = False
-        with selectors.DefaultSelector() as selector:
-            selector.register(into, selectors.EVENT_READ)
-            if left:
-                selector.register(out, selectors.EVENT_WRITE)
-            try:
-                for seconds, most in rules:
-                    until = time.monotonic() + seconds * LIMITS.silence
-                    while (stop := _end(got, at, most)) is None or isinstance(answer := _decoded(got, at, stop), int):
-                        if stop is not None:
-                            if here:
-                                raise _not_trusted("answers with what is no text")
-                            at, here = stop, True
-                            continue
-                        del got[:at]
-                        at = 0
-                        ready = selector.select(max(0.0, until - time.monotonic())) or selector.select(0)
-                        if not ready:
-                            silence = f"{round(seconds * LIMITS.silence, 1):g} s"
-                            raise _LostError(f"does not come to an end: its process is silent for {silence}")
-                        for key, _ in ready:
-                            if key.fd == into:
-                                data = os.read(into, _READ)
-                                if not data:
-                                    raise _ended(process, seconds)
-                                got += data
-                                continue
-                            try:
-                                left = left[os.write(out, left[:_READ]) :]
-                            except BrokenPipeError:  # what became of it is seen when it is read from
-                                left = left[:0]
-                            if not left:
-                                selector.unregister(out)
-                    at, here = stop, False
-                    yield answer
-            except _LostError as lost:
-                lost.here = lost.here or here
-                raise
+# -- lines -------------------------------------------------------------------------------------------------------------
 
 
-def _end(got: bytearray, at: int, most: int) -> int | None:
-    """Where the frame ends that begins at a place; None as long as not all of it is there. _LostError when it cannot
-    be as long as it says."""
-    if len(got) < at + 8:
+def _wait(pipe: int, event: int, seconds: float, until: float | None = None) -> None:
+    """Wait until a pipe is ready, or until a time. Raises TemplateFailure after these seconds."""
+    poll = select.poll()
+    poll.register(pipe, event)
+    milliseconds = 1e3 * (seconds if until is None else max(0.0, until - time.monotonic()))
+    if not poll.poll(milliseconds) and not poll.poll(0):  # this process may have been stopped meanwhile
+        raise _lost(f"does not come to an end: its process is silent for {round(seconds, 1):g} s")
+
+
+def _decoded(line: bytearray) -> Answer | None:
+    """The answer in a line; None for null. Nothing is decoded that is not in the form of an answer."""
+    if line == b"null":
         return None
-    size = 8 + int.from_bytes(got[at : at + 8], "little")
-    if size > most:
-        raise _not_trusted(f"answers with {size} bytes, {most} at most are possible")
-    return at + size if len(got) >= at + size else None
-
-
-def _decoded(got: bytearray, at: int, stop: int) -> Answer | int | None:
-    """The answer in a frame; None for LATER, and HERE as it is. _LostError when it is none of these."""
     try:
-        size, kind = _HEAD.unpack_from(got, at)
-        if size == 8 and kind in (LATER, HERE):
-            return HERE if kind == HERE else None
-        count, marked = (0, 0) if kind == FAULT else (kind & 0xFFFFFFFF, kind >> 32)
-        numbers = struct.unpack_from(f"<{count + marked}Q", got, at + 16)
-        text = str(got[at + 16 + 8 * len(numbers) : stop], "utf-8", "surrogatepass")
-    except (ValueError, struct.error):  # struct.error: more numbers than there are bytes
-        raise _not_trusted("answers with what is no text") from None
-    if kind == FAULT:
-        return TemplateFailure(text)
-    cuts, origins = [*numbers[:count]], [*numbers[count:]]
-    bounds = [0, *cuts, len(text)]
-    if len(cuts) % 2 or sorted(bounds) != bounds:
-        raise _not_trusted("answers with cuts that are not in the text")
-    if sorted({*origins}) != origins or (origins and origins[-1] >= len(text)):
-        raise _not_trusted("answers with origins that are not in the text")
+        decoded = str(line, "utf-8", "surrogatepass")
+        if not decoded.startswith('["'):
+            raise ValueError
+        text, at = json.JSONDecoder().raw_decode(decoded, 1)
+        rest = _REST.fullmatch(decoded, at)
+        if rest is None:
+            raise ValueError
+        if rest[1] is None:
+            return TemplateFailure(text)
+        cuts, origins = _places(rest[1], 0, len(text) + 1), _places(rest[2], 1, len(text))
+    except ValueError:
+        raise _lost("fails: its process answers with something other than a text") from None
+    if cuts is None or len(cuts) % 2:
+        raise _lost("fails: its process answers with cuts that are not in the text")
+    if origins is None:
+        raise _lost("fails: its process answers with origins that are not in the text")
     return text, cuts, origins
 
 
-def _not_trusted(what: str) -> _LostError:
-    """What the process sends is no answer to the chat that is next."""
-    lost = _LostError(f"fails: its process {what}")
-    lost.here = True
-    return lost
-
-
-def _ended(process: subprocess.Popen[bytes], seconds: float) -> _LostError:
-    """Why the process has closed its end of the pipe."""
-    try:
-        code = process.wait(1.0)
-    except subprocess.TimeoutExpired:
-        return _LostError("fails: its process closes the pipe")
-    if code == -signal.SIGPROF:
-        return _LostError(f"does not come to an end: it takes more than {round(seconds, 1):g} s of processor time")
-    if code == NO_MEMORY:
-        return _LostError(f"does not come to an end: it takes more than {LIMITS.memory >> 20} MiB of memory", True)
-    if code < 0:
-        return _LostError(f"fails: its process is ended by {signal.Signals(-code).name}")
-    return _LostError(f"fails: its process ends with exit code {code}")
-
-
-def _folder(module: str) -> str:
-    """Where a package lies that the process needs: it sees none of the folders that are looked through here."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise BackendError(f"chat templates need the package {module}, which is not installed")
-    return os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))
+def _places(numbers: str, step: int, stop: int) -> list[int] | None:
+    """The numbers, if each is less than stop and at least step larger than the one before."""
+    places: list[int] = []
+    least = 0
+    for number in re.finditer("[0-9]+", numbers):
+        place = int(number[0])
+        if not least <= place < stop:
+            return None
+        places.append(place)
+        least = place + step
+    return places
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has in place of a value that is none of its own."""
+    """The JSON value for a mapping or an array."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, (np.generic, np.ndarray)):
@@ -388,43 +328,68 @@ def _plain(value: Any) -> Any:
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
 
 
-_TEXT = {str}
+def _line(value: Any) -> bytes:
+    return f"{_encoder.encode(value)}\n".encode("utf-8", "surrogatepass")
 
 
 def chat_of(messages: Any, tools: Any, generation_prompt: bool | None, renderings: int) -> Chat:
-    """A chat whose messages and tools are as JSON has them: texts, numbers, lists, dicts. Raises TypeError, ValueError
-    and RecursionError for what JSON has not, as json.dumps does."""
-    if tools is not None or not all(
-        type(message) is dict and {*map(type, message), *map(type, message.values())} == _TEXT for message in messages
-    ):
-        messages, tools = json.loads(_encoder.encode((messages, tools)))
-    return Chat(marshal.dumps((messages, tools, generation_prompt)), renderings)
+    """A chat of JSON values: texts, numbers, lists, dicts. Raises TypeError, ValueError or RecursionError for other
+    values, as json.dumps does."""
+    return Chat(_line((messages, tools, generation_prompt)), renderings)
 
 
-# -- one for each process ----------------------------------------------------------------------------------------------
+# -- starting and ending -----------------------------------------------------------------------------------------------
 
-_making = threading.Lock()
-_made: list[weakref.ref[Renderer]] = []
+
+def _folder(module: str) -> str:
+    """The folder of a package for the process, which does not search sys.path."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise BackendError(f"chat templates need the package {module}, which is not installed")
+    return os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))
+
+
+def _not_started(why: str) -> BackendError:
+    return BackendError(
+        f"chat templates are rendered by a separate Python process, which {sys.executable} (sys.executable) does not"
+        f" start: {why}; need the path of a Python interpreter there"
+    )
+
+
+def _kill(popen: subprocess.Popen[bytes], pipes: Sequence[Any]) -> None:
+    """End a process and its children, and wait for it."""
+    if popen.returncode is None:
+        with contextlib.suppress(OSError):
+            os.killpg(popen.pid, signal.SIGKILL)
+    for pipe in pipes:
+        pipe.close()
+    popen.wait()
+
+
+_lock = threading.Lock()
+_renderers: list[weakref.ref[Renderer]] = []  # at most one
 
 
 def renderer() -> Renderer:
-    """The one of this process. Its process ends when nobody holds it any more."""
-    with _making:
-        made = _made[0]() if _made else None
-        if made is None:
-            made = Renderer()
-            _made[:] = [weakref.ref(made)]
-        return made
+    """The renderer of this process. Its process ends with the last reference to it."""
+    with _lock:
+        found = _renderers[0]() if _renderers else None
+        if found is None:
+            found = Renderer()
+            _renderers[:] = [weakref.ref(found)]
+        return found
 
 
 def _after_fork() -> None:
-    """A forked process starts a process of its own when it needs one; a thread that it does not have held the lock."""
-    global _making
-    _making = threading.Lock()
-    made = _made[0]() if _made else None
-    if made is not None:
-        made._lock = threading.RLock()
-        made._child.forget()
+    """A forked process starts its own process when it needs one. Locks may be held by threads that it does not have."""
+    global _lock
+    _lock = threading.Lock()
+    found = _renderers[0]() if _renderers else None
+    if found is not None:
+        found._lock = threading.RLock()
+        if found._process is not None:
+            found._process.abandon()
+            found._process = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,9 +1,9 @@
-"""The tokenizer that a GGUF file describes in its own metadata; the same ids as llama.cpp gives.
+"""Tokenizer from the metadata of a GGUF file; the same ids as llama.cpp.
 
 Two kinds exist. "llama" is SentencePiece's byte-pair merging: the neighbours whose joint piece has the highest score
 are merged first. "gpt2" is byte-level BPE: the text is split into words by regular expressions that the key
-`tokenizer.ggml.pre` names, and merges are ranked. Both are bpe.py's; this file reads the metadata, and does what
-llama.cpp does with special tokens and with leading spaces.
+`tokenizer.ggml.pre` names, and merges are ranked. Both are implemented in bpe.py; this file reads the metadata, and
+handles special tokens and leading spaces as llama.cpp does.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def _shown(value: Any) -> str:
 
 
 class Tokenizer(AttributeHints):
-    """Text to ids and back, as the metadata of a GGUF file says.
+    """Text to ids and back, according to the metadata of a GGUF file.
 
     metadata  the file's keys; used are tokenizer.ggml.{model, pre, tokens, scores, token_type, merges, *_token_id,
               add_bos_token, add_eos_token, add_space_prefix} and tokenizer.chat_template
     name      the file's name, for messages
-    bos, eos, eot, eom, unk, sep, pad   ids, or None where the file has none
-    end_ids   ids that end a generation: eos, eot and what else is known to end one
-    turn_ends the texts of those of them that end a chat's turn
-    add_bos, add_eos   what encode() puts around a text unless told otherwise
+    bos, eos, eot, eom, unk, sep, pad   ids, or None if the file has none
+    end_ids   ids that end a generation: eos, eot and other known ones
+    turn_ends the texts of those that end a chat's turn
+    add_bos, add_eos   defaults of encode()
 
-    Raises FileError for metadata that describes no tokenizer.
+    Raises FileError for metadata that does not describe a tokenizer.
     """
 
     def __init__(self, metadata: Mapping[str, Any], name: str = "") -> None:
@@ -89,8 +89,8 @@ class Tokenizer(AttributeHints):
             self.pre = given if isinstance(given, str) and given else "default"
             if self.pre not in PRE_TOKENIZERS or not isinstance(given, (str, type(None))):
                 raise FileError(
-                    f"{self._where}tokenizer.ggml.pre is {_shown(given)}, a way to split text that is not known here;"
-                    f" known are {' '.join(sorted(PRE_TOKENIZERS))}"
+                    f"{self._where}tokenizer.ggml.pre is {_shown(given)}, which is not supported;"
+                    f" supported are {' '.join(sorted(PRE_TOKENIZERS))}"
                 )
             pre = PRE_TOKENIZERS[self.pre]
 
@@ -149,7 +149,7 @@ class Tokenizer(AttributeHints):
         return f"Tokenizer({self.vocab_size} tokens, {kind}, bos {self.bos}, eos {self.eos})"
 
     def _texts(self, metadata: Mapping[str, Any], key: str) -> list[str] | None:
-        """A list of texts, or None where there is no such key; FileError for anything else."""
+        """A list of texts, or None if the key is missing. Raises FileError for anything else."""
         given = metadata.get(key)
         if given is None:
             return None
@@ -162,7 +162,7 @@ class Tokenizer(AttributeHints):
         if given is None:
             return None
         try:
-            with np.errstate(invalid="raise", over="ignore"):  # what is no number has no integer
+            with np.errstate(invalid="raise", over="ignore"):  # NaN has no integer
                 array = np.array(given, dtype=kind)
         except (TypeError, ValueError, OverflowError, FloatingPointError):
             raise FileError(f"{self._where}{key} is not a list of numbers; need one for each token") from None
@@ -175,11 +175,11 @@ class Tokenizer(AttributeHints):
     # -- text to ids ---------------------------------------------------------------------------------------------
 
     def encode(self, text: str, special: bool = True, bos: bool | None = None, eos: bool | None = None) -> list[int]:
-        """Ids of a text, as llama.cpp gives them.
+        """Ids of a text, as in llama.cpp.
 
-        special   True: the names of control tokens in the text become these tokens; False: they are text. In a chat
-                  that ChatTemplate.render returns they are text where they come from messages
-        bos, eos  whether the text begins and ends with the model's tokens for that; None: as the file says
+        special   True: the names of control tokens in the text become these tokens; False: they are text. In a result
+                  of ChatTemplate.render they are text if they come from messages
+        bos, eos  whether the text begins and ends with the model's tokens for that; None: as in the file
         """
         return self.encode_batch([text], special, bos, eos)[0].tolist()
 
@@ -193,10 +193,10 @@ class Tokenizer(AttributeHints):
         return [np.concatenate([first_ids, *parts, last_ids]) for parts in encoded]
 
     def encode_parts(self, texts: Sequence[Sequence[str]], special: bool = True) -> list[list[np.ndarray]]:
-        """Ids of texts that come in parts, i32 for each part; nothing is put around them.
+        """Ids of texts in parts, i32 for each part, without bos and eos.
 
-        No token reaches over the border of two parts, as when the first part is a prompt and the second its answer;
-        otherwise the ids are those of the parts written one after the other.
+        No token extends across two parts, such as a prompt and its answer; otherwise the ids are those of the
+        concatenated parts.
         """
         jobs: list[str] = []
         plans: list[list[list[int]]] = []
@@ -212,10 +212,10 @@ class Tokenizer(AttributeHints):
     def encode_stream(
         self, blocks: Iterable[str], special: bool = True, bos: bool | None = None, eos: bool | None = None
     ) -> Iterator[np.ndarray]:
-        """Ids of one long text that comes in blocks of any size, i32 arrays one after the other.
+        """Ids of one long text in blocks of any size, as i32 arrays.
 
-        Together they are what encode gives for the whole text. Holds the text up to the next place where it may be cut,
-        which most texts have every few characters.
+        Concatenated, they are the result of encode for the whole text. The text up to the next place where it may be
+        cut is buffered; most texts have one every few characters.
         """
         first, last = self._around(bos, eos)
         if first:
@@ -231,9 +231,9 @@ class Tokenizer(AttributeHints):
                 parts.append(block or "")
                 have += len(parts[-1])
             rest = "".join(parts)
-            end = len(rest) if done else max(len(rest) - known.longest, 0)  # a special token may go on behind the end
+            end = len(rest) if done else max(len(rest) - known.longest, 0)  # a special token may continue after the end
             cut = self.bpe.cut(rest, 0, min(bpe.GROUP, end), end, known) if not done else len(rest)
-            if cut == end and not done:  # no place to cut: read on
+            if cut == end and not done:  # no place to cut: read more
                 need = max(2 * len(rest), 2 * bpe.GROUP)
                 continue
             jobs: list[str] = []
@@ -245,7 +245,7 @@ class Tokenizer(AttributeHints):
             yield np.array(last, dtype=np.int32)
 
     def token_id(self, piece: str) -> int | None:
-        """The id of a piece as the vocabulary writes it, or None."""
+        """The id of a piece in the vocabulary's spelling, or None."""
         return self._ids.get(piece)
 
     @property
@@ -263,13 +263,13 @@ class Tokenizer(AttributeHints):
         return self._control.find(text)
 
     def begins_with_bos(self, text: str) -> bool:
-        """Whether encode makes a text's first characters the token that texts begin with."""
+        """Whether encode reads the first characters of a text as the bos token."""
         if self.bos is None or not text.startswith(self.pieces[self.bos]):
             return False
         return not isinstance(text, RenderedText) or text.plain[0] >= len(self.pieces[self.bos])
 
     def is_special(self, token: int) -> bool:
-        """True for control tokens and the unknown token: they are no text."""
+        """True for control tokens and the unknown token, which are not text."""
         return bool(self._types[self._checked_id(token)] in (CONTROL, UNKNOWN))
 
     def _around(self, bos: bool | None, eos: bool | None) -> tuple[list[int], list[int]]:
@@ -285,7 +285,7 @@ class Tokenizer(AttributeHints):
         return around[0], around[1]
 
     def _queue(self, text: str, special: bool, after_special: bool, jobs: list[str]) -> tuple[list[int], bool]:
-        """(ids in order, -1 - k standing for those of jobs[k]; whether a special token is the last); adds to jobs."""
+        """(ids in order, with -1 - k for those of jobs[k]; whether a special token is the last). Appends to jobs."""
         steps = []
         for part in (self._special if special else self._defined).split(_checked(text)):
             if isinstance(part, int):
@@ -303,21 +303,21 @@ class Tokenizer(AttributeHints):
     # -- ids to text ---------------------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int], skip_special: bool = False, continued: bool = False) -> str:
-        """The text of ids; the inverse of encode wherever one exists. Bytes that are not UTF-8 become U+FFFD.
+        """The text of ids, the inverse of encode if one exists. Bytes that are not UTF-8 become U+FFFD.
 
         skip_special  leave control tokens out
-        continued     the ids continue a text: a leading space is kept, which a SentencePiece tokenizer otherwise
-                      takes for the one that encode put there
+        continued     the ids continue a text: keep a leading space, which a SentencePiece tokenizer otherwise removes
+                      because encode adds it
         """
         stream = self.stream(skip_special, continued)
         return "".join([*map(stream.push, ids), stream.finish()])
 
     def stream(self, skip_special: bool = True, continued: bool = False) -> TextStream:
-        """Ids to text one by one, never half a character: `push(id)` returns what became readable."""
+        """Ids to text one by one, in whole characters: `push(id)` returns the new text."""
         return TextStream(self, as_bool("skip_special", skip_special), as_bool("continued", continued))
 
     def piece_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; of a control token, its name."""
+        """The bytes of a token; of a control token, its name."""
         token = self._checked_id(token)
         done = self._piece_bytes.get(token)
         if done is None:
@@ -340,14 +340,14 @@ class Tokenizer(AttributeHints):
         try:
             i = int(token)
         except (TypeError, ValueError):
-            raise DataError(f"{self._where}{token!r} is no token id; need whole numbers") from None
+            raise DataError(f"{self._where}{token!r} is not a token id; need whole numbers") from None
         if not 0 <= i < self.vocab_size:
             raise DataError(f"{self._where}token id {i} is not in the vocabulary; need 0..{self.vocab_size - 1}")
         return i
 
 
 class TextStream:
-    """Turns ids that come one by one into text."""
+    """Decodes ids one by one."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, continued: bool) -> None:
         self._tokenizer = tokenizer
@@ -356,7 +356,7 @@ class TextStream:
         self._strip = tokenizer.add_space_prefix and not continued
 
     def push(self, token: int) -> str:
-        """What this token makes readable; bytes of an unfinished character wait for the next."""
+        """The text up to this token; bytes of an incomplete character are kept for the next."""
         tokenizer = self._tokenizer
         data = tokenizer.piece_bytes(token)
         if tokenizer.is_special(token):
@@ -369,7 +369,7 @@ class TextStream:
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """What is left when no more ids come: U+FFFD for an unfinished character."""
+        """The rest of the text: U+FFFD for an incomplete character."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -380,7 +380,7 @@ def _join(steps: list[int], ids: list[np.ndarray]) -> np.ndarray:
 
 def _checked(text: str) -> str:
     if not isinstance(text, str):
-        raise DataError(f"{type(text).__name__} is no text to encode; need str")
+        raise DataError(f"{type(text).__name__} is not a text; need str")
     try:
         text.encode()
     except UnicodeEncodeError as error:

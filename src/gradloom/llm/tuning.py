@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..base.arguments import as_share, as_whole, f32_hint, in_f32
-from ..base.defaults import FINETUNE_BATCH, FINETUNE_RATES, FINETUNE_SCHEDULE, FINETUNE_WARMUP
+from ..base.defaults import FINETUNE_RATES, FINETUNE_SCHEDULE, FINETUNE_WARMUP
 from ..base.errors import SettingError
+from ..base.finetune_options import TuneOptions
 from ..base.interval import as_interval
+from ..base.options import options_of, taken
 from ..base.patterns import as_patterns, matched
 from ..base.settings import as_precision
+from ..base.training_options import RankOptions
 from ..graph.leaves import Parameter
 from ..graph.value import Value
 from ..nn.module import Module
@@ -23,14 +26,13 @@ from ..optim import schedules
 from ..optim.names import optimizer_named
 from ..optim.optimizer import Optimizer
 from ..parallel.agree import agreed, share_of, threads_for
-from ..parallel.communicator import TIMEOUT, Communicator
+from ..parallel.communicator import Communicator
 from ..parallel.join import ranks_of
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
+from ..runs.saver import Saver
 from ..train.arguments import check_batch, check_options, with_backend
-from ..train.saver import Saver
 from ..train.source import RowSource
-from ..train.trained import Freeze
 from ..train.trainer import Trainer
 from .gpu_layers import GpuLayers, placed_options
 from .lora import LoRA, TrainedTensors
@@ -43,61 +45,9 @@ MICRO_TOKENS = 512  # a micro-batch has about so many: enough for the matrix pro
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a fine-tuning trains; SettingError for what cannot be.
-
-    method       "lora", or "full": the model's own `tensors` (all of them, or names and patterns; see TrainedTensors),
-                 as copies that are run.adapter afterwards; by default that of the adapter, else "lora"
-    context      tokens per row, at most the model's
-    batch_size   rows per optimiser step; micro_batch_size: rows computed at once, by default about 512 tokens
-    epochs       passes over the training rows; or steps: optimiser steps (then as many passes as that takes)
-    lr           the highest rate, by default 2e-4 for a LoRA and 2e-5 for tensors of the model; schedule: "cosine" (the
-                 default) or "linear" down to 0, or "constant", after `warmup` (a share of the steps, by default 0.03)
-                 of linear growth; weight_decay: of the optimiser, by default 0
-    optimizer    "adamw" (the default), "sgd", "lion", ...: a class of gl.optim with these four settings and else its
-                 defaults; or an optimiser (with groups, say), in place of the four. One with parameters (those of the
-                 adapter) keeps its state: steps, moments, schedule and the order of rows go on where it stands, in this
-                 run and in one that has loaded it (gl.save, gl.load) with the adapter. One that is named is new: its
-                 steps, moments, schedule and order of rows begin anew, also for an adapter that was trained before
-    max_norm     an optimiser step divides its gradients, if their global norm is above this, down to it; max_value:
-                 before that, it holds each of their elements between -max_value and max_value
-    ema          the decay of a moving average of what trains, 0 for none: validation, sampled texts and run.adapter are
-                 of the average, see Trainer
-    freeze       patterns of names, such as "blk.[0-3].*" or "*.lora_a": of what would train, these stay as they are
-    on_nonfinite  "stop" with NonFiniteError at a batch whose loss or gradient is not finite, or "skip" it, see Trainer
-    val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
-                 most 100
-    seed         of the order of the rows, of the validation rows, of dropout and of an adapter made here
-    sample_prompt  a text or several: the model as it is then writes a text after each, every `sample_every`
-                 ("100steps", the default, or "1epoch"), of at most sample_tokens tokens (by default 64), the likeliest
-                 ones, or with sample_temperature above 0 drawn by the seed. What is trained does not depend on it. See
-                 run.samples
-    """
-
-    method: str | None = None
-    tensors: Any = None
-    train_dtype: str | None = None
-    context: int | None = None
-    batch_size: int = FINETUNE_BATCH
-    micro_batch_size: int | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    lr: float | None = None
-    schedule: str | None = None
-    warmup: float | None = None
-    weight_decay: float | None = None
-    optimizer: Optimizer | str | None = None
-    max_norm: float = math.inf
-    max_value: float = math.inf
-    ema: float = 0.0
-    freeze: Freeze = ()
-    on_nonfinite: str = "stop"
-    val_split: float | None = None
-    seed: int = 0
-    sample_prompt: str | Sequence[str] | None = None
-    sample_every: str | None = None
-    sample_tokens: int | None = None
-    sample_temperature: float | None = None
+class Settings(TuneOptions):
+    """How a fine-tuning trains; SettingError for values that cannot be used. With the defaults of schedule, warm-up and
+    sampled texts filled in."""
 
     def __post_init__(self) -> None:
         if self.method is not None:
@@ -187,21 +137,20 @@ class Settings:
 def split_arguments(
     given: Mapping[str, Any], function: Callable[..., Any]
 ) -> tuple[Settings, Communicator | None, str, dict[str, Any]]:
-    """The keyword arguments of a function as (settings, ranks, how they exchange, options of gl.compile).
+    """The keyword arguments of a function as (settings, ranks, exchange, options of gl.compile).
 
     SettingError for a name that is none of these and no argument of the function.
     """
-    names = [field.name for field in fields(Settings)]
-    ranked = {"parallel": None, "exchange": "ordered", "timeout": TIMEOUT}
+    names, ranked = options_of(TuneOptions), options_of(RankOptions)
     options = {name: value for name, value in given.items() if name not in names and name not in ranked}
     check_options("finetune", options, function, *names, *ranked)
     options = with_backend("finetune", options)
-    parallel, exchange, timeout = (given.get(name, default) for name, default in ranked.items())
-    ranks = ranks_of("finetune", parallel, timeout, exchange)
+    among, _ = taken(RankOptions, given)
+    ranks = ranks_of("finetune", among.parallel, among.timeout, among.exchange)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
-        settings = Settings(**{name: value for name, value in given.items() if name in names})
-    return settings, ranks, exchange, options
+        settings, _ = taken(Settings, given)
+    return settings, ranks, among.exchange, options
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""verify: is one training step of this model on this data right here?
+"""Verify one training step of a model on this machine.
 
 The step is run in ways that must give the same bits: as it is trained (buffers shared, in place, fused, all threads),
-without sharing, without in-place outputs, unfused, poisoned (dead bytes are filled with NaN) and with one thread. Plans
-of one program are walked side by side, so that the first node that differs is named. Then every kernel's result is held
-against its definition in float64 on the inputs that it saw, and loss and gradients against the whole step in float64.
-Nothing stays changed: weights, moments and accumulators are put back.
+without sharing, without in-place outputs, unfused, poisoned (freed bytes are filled with NaN) and with one thread.
+Plans of one program are executed node by node to find the first node that differs. Then every kernel's result is
+compared with its float64 definition on the same inputs, and loss and gradients with the whole step in float64.
+Weights, moments and accumulators are restored.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from .model import Adapter, Model
     from .packing import TokenData
 
-TOKENS = 64  # in a row of data, when not said: float64 references take their time
-# settings of finetune that verify decides itself, or that one step on one process does not have
-UNHEEDED = (
+TOKENS = 64  # default tokens per row: float64 references are slow
+# settings of finetune that verify sets itself, or that have no effect on one step of one process
+NO_EFFECT = (
     "micro_batch_size", "val_split", "reuse", "inplace", "fuse", "poison", "check", "debug", "backend", "parallel",
     "exchange", "timeout", "on_epoch",
 )  # fmt: skip
-TOTAL_TOLERANCE = 1e-3  # of the norm of a gradient: what a whole step may lose in f32
-SPREADS = 3  # in bf16 it may lose so many times the distance between float64 with and without roundings to bf16 as well
-LEAST_SPREAD = 2**-9  # of a loss: one number, which two computations may agree on by chance; half a unit of bf16
+TOTAL_TOLERANCE = 1e-3  # error of a whole step in f32, relative to the norm of a gradient
+SPREADS = 3  # additional error in bf16, as a multiple of the distance between float64 with and without bf16 roundings
+LEAST_SPREAD = 2**-9  # of a loss, which may agree by chance: half a unit of bf16
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question: its name, whether it holds, what was found, and the first node that differs."""
+    """Result of one check: its name, whether it holds, the finding, and the first node that differs."""
 
     name: str
     holds: bool
@@ -64,7 +64,7 @@ class Check:
 
 @dataclass
 class Verification:
-    """What verify found. `agrees`: everything holds."""
+    """Result of verify. `agrees`: all checks hold."""
 
     tokens: int  # that the step trained on
     steps: int  # instructions
@@ -98,14 +98,14 @@ def verify(
 ) -> Verification:
     """Verify one training step: the first of finetune.Run with these settings and without validation rows.
 
-    model, adapter: objects, or the paths of their files. context: tokens per row, 64 by default (of TokenData: what
-    they have); batch_size: rows. reference=False leaves float64 out. on_check is called with each Check, on_progress
-    with (nodes, all nodes) held against float64. device: "cpu", "gpu", "gpu:1": where the step runs.
-    Where an adapter's second matrices are all 0, as those of a new one are, they get small numbers for the step: else
-    the gradients of the first matrices would be 0 and prove nothing.
-    Raises SettingError when the machine has not the memory for it, BackendError where there is no such device.
+    model, adapter: objects, or the paths of their files. context: tokens per row, by default 64 (for TokenData, their
+    own); batch_size: rows. reference=False skips float64. on_check is called with each Check, on_progress with (nodes
+    compared with float64, all nodes). device: "cpu", "gpu" or "gpu:1", for the step. If an adapter's second matrices
+    are all 0, as in a new adapter, they are replaced by small numbers for the step: otherwise the gradients of the
+    first matrices would be 0.
+    Raises SettingError if there is not enough memory, BackendError if there is no such device.
     """
-    refuse_settings(settings, "verify", UNHEEDED)
+    refuse_settings(settings, "verify", NO_EFFECT)
     for name in ("devices", "gpu_layers", "gpu_memory"):
         if settings.get(name) is not None:
             seen = f"{name}={one_line(settings[name])}"
@@ -128,16 +128,16 @@ def verify(
     source.order.write(run.first_order())
     step = run.trainer.whole_step(source, run.batch_size)
     _check_memory(model, step.run.plan, reference, chosen.precision == "bf16", device != "cpu")
-    made = _Verifier(run, step, chosen, device, on_check)
+    verifier = _Verifier(run, step, chosen, device, on_check)
     try:
-        made.same_bits()
+        verifier.same_bits()
         if device != "cpu":
-            made.beside_the_cpu()
+            verifier.against_cpu()
         if reference:
-            made.against_float64(on_progress)
+            verifier.against_float64(on_progress)
     finally:
-        made.restore()
-    return made.result
+        verifier.restore()
+    return verifier.result
 
 
 class _Verifier:
@@ -166,13 +166,13 @@ class _Verifier:
         self.rewind()
 
     def rewritten(self, fuse: bool = True) -> Program:
-        """The program of the step after all passes, as the device runs it."""
+        """The program of the step after all passes for the device."""
         where = backend(self.device, self.chosen)
         program = gather(self.step.outputs, self.step.updates)
         return rewrite(program, fuse, runs=lambda node: has_kernel(where, node), precision=self.chosen.precision)
 
     def walk(self, program: Program | None = None, device: str = "", **ways: Any) -> Stepped:
-        """A new walk over the program, before its first step. device: instead of that which is verified."""
+        """A new walk over the program, before its first step. device: instead of the verified one."""
         options = {"isa": self.chosen.isa, "threads": self.chosen.threads, "flush": self.chosen.flush} | ways
         walk = _walk(program or self.program, Switches(**options), device or self.device)
         walk.begin({}, self.numbers)
@@ -194,7 +194,7 @@ class _Verifier:
         for stored, array in self.held.items():
             stored.write(array)
 
-    def tell(self, check: Check) -> None:
+    def add(self, check: Check) -> None:
         self.result.checks.append(check)
         if self.on_check is not None:
             self.on_check(check)
@@ -213,8 +213,8 @@ class _Verifier:
             ("dead bytes poisoned", {"poison": True}),
             last,
         ):
-            self.tell(self.side_by_side(name, ways))
-        self.tell(self.unfused())
+            self.add(self.side_by_side(name, ways))
+        self.add(self.unfused())
 
     def side_by_side(self, name: str, ways: Mapping[str, Any]) -> Check:
         """Compare another plan of the same program node by node."""
@@ -251,10 +251,10 @@ class _Verifier:
         nodes = len(walk.steps)
         return Check(name, True, f"the same bits in the loss and in all that trains ({nodes} nodes)")
 
-    def beside_the_cpu(self) -> None:
-        """Compare each value with what the CPU's kernel makes of the same inputs: those that the device computed. So
-        neither roundings to bf16 add up from node to node, nor does an optimiser's first step, a sign of the gradient,
-        see other signs where a gradient is noise."""
+    def against_cpu(self) -> None:
+        """Compare each value with the result of the CPU's kernel for the inputs that the device computed. Therefore
+        bf16 roundings do not accumulate over nodes, and an optimiser's first step, the sign of the gradient, does not
+        differ for gradients that are noise."""
         name = "each node against the CPU"
         walk = self.walk(device="cpu", reuse=False, inplace=False)
         places = {node: k for k, node in enumerate(self.base.steps)}
@@ -269,7 +269,7 @@ class _Verifier:
                     amount = distance(there, array)
                     if definition.excess(value, there, array) > 1:
                         what = _shown(node, value, amount)
-                        return self.tell(Check(name, False, f"the first node that differs: {what}", _called(node)))
+                        return self.add(Check(name, False, f"the first node that differs: {what}", _called(node)))
                     if amount > worst:
                         worst, called = amount, _called(node)
                     if update_target(value) is None:
@@ -279,7 +279,7 @@ class _Verifier:
         finally:
             self.rewind()
         text = f"agree in all {len(walk.steps)} nodes; the largest difference is {worst:.2g} ({called})"
-        return self.tell(Check(name, True, text))
+        return self.add(Check(name, True, text))
 
     def leaf(self, value: Value) -> np.ndarray:
         """The numbers of a leaf before the step."""
@@ -293,7 +293,7 @@ class _Verifier:
         gradients = self.gradients()
         worst: Judged | None = None
         wrong: Judged | None = None
-        far: dict[str, tuple[float, float]] = {}  # how far it is, and how far it may be
+        far: dict[str, tuple[float, float]] = {}  # error, and permitted error
         last = None
         for judged in judge(self.base, self.values):
             if judged.excess > 1 and wrong is None:
@@ -308,13 +308,13 @@ class _Verifier:
         name = "each node against float64"
         if wrong is not None:
             what = _shown(wrong.node, wrong.value, wrong.own)
-            self.tell(Check(name, False, f"the first node that differs: {what}", _called(wrong.node)))
+            self.add(Check(name, False, f"the first node that differs: {what}", _called(wrong.node)))
         elif worst is not None:
-            self.tell(Check(name, True, f"agree; the largest error is {worst.own:.2g} ({_called(worst.node)})"))
-        self.tell(self.whole(far))
+            self.add(Check(name, True, f"agree; the largest error is {worst.own:.2g} ({_called(worst.node)})"))
+        self.add(self.whole(far))
 
     def whole(self, far: dict[str, tuple[float, float]]) -> Check:
-        """The check of loss and gradients: how far each lies from the step in float64, and how far it may."""
+        """Check the errors of loss and gradients against the step in float64."""
         rounded = self.chosen.precision == "bf16"
         loss, loss_allowed = far.pop("the loss", (float("nan"), TOTAL_TOLERANCE))
         loss_allowed += SPREADS * LEAST_SPREAD * rounded
@@ -341,7 +341,7 @@ def _walk(program: Program, chosen: Switches, device: str) -> Stepped:
     """A walk on a device."""
     if device == "cpu":
         return Walk(program, chosen)
-    from ..gpu.walk import GpuWalk  # not where nothing runs on a GPU
+    from ..gpu.walk import GpuWalk  # imported for GPUs only
 
     return GpuWalk(program, chosen, device)
 
@@ -355,13 +355,13 @@ def _shown(node: Node, value: Value, amount: float) -> str:
     return f"{_called(node)} ({describe(value)}), by {amount:.3g} of its largest number"
 
 
-def _check_memory(model: Model, plan: Plan, reference: bool, rounded: bool, beside: bool) -> None:
-    """SettingError when the runs that are held against each other do not fit into memory together."""
+def _check_memory(model: Model, plan: Plan, reference: bool, rounded: bool, on_gpu: bool) -> None:
+    """Raise SettingError if the compared runs do not fit into memory together."""
     largest = max((int(np.prod(w.shape)) for w in model.weights.values()), default=0)
     need = plan.placement.unshared_bytes + plan.peak_bytes + sum(s.bytes for s in written(plan.order.steps)) * 3
-    if reference:  # float64 of what is alive, twice, and of bf16 four times
+    if reference:  # all live values in float64, twice; for bf16 four times
         need += (4 + 4 * rounded) * plan.placement.lower_bound_bytes
-    if reference or beside:  # a weight and its product at a time
+    if reference or on_gpu:  # one weight and its product at a time
         need += 16 * largest
     hint = "need a smaller --context, a smaller --batch-size" + (" or --no-reference" if reference else "")
     need_memory(need, f"verify: {show_bytes(need)} of memory are needed", hint)

@@ -54,8 +54,8 @@ Shapes = Mapping[str, tuple[int, ...]]  # of arrays by their names
 
 
 def _pair(least: int) -> Callable[[Described, str], tuple[int, int]]:
-    def read(said: Described, key: str) -> tuple[int, int]:
-        pair = said.wholes(key, least)
+    def read(described: Described, key: str) -> tuple[int, int]:
+        pair = described.wholes(key, least)
         if len(pair) != 2:
             raise DataError(f"{key} has {len(pair)} numbers; need 2")
         return pair[0], pair[1]
@@ -63,18 +63,18 @@ def _pair(least: int) -> Callable[[Described, str], tuple[int, int]]:
     return read
 
 
-def _padding(said: Described, key: str) -> tuple[int, int] | str:
-    return said.text(key, ("same",)) if said.is_text(key) else _pair(0)(said, key)
+def _padding(described: Described, key: str) -> tuple[int, int] | str:
+    return described.text(key, ("same",)) if described.is_text(key) else _pair(0)(described, key)
 
 
-def _size(said: Described, key: str) -> int:
-    return said.whole(key, 1)
+def _size(described: Described, key: str) -> int:
+    return described.whole(key, 1)
 
 
 _number, _flag = Described.number, Described.flag
 _POOL = {"kernel": _pair(1), "stride": _pair(1), "padding": _pair(0)}
 
-# Layer -> its arguments, in the constructor's order, with what reads each from a description
+# Layer -> its arguments, in the constructor's order, with the reader of each from a description
 _LAYERS: dict[type[Module], dict[str, Callable[[Described, str], Any]]] = {
     Linear: {"n_in": _size, "n_out": _size, "activation": lambda s, k: s.text(k, tuple(ACTIVATIONS)), "bias": _flag},
     Conv2d: {
@@ -206,7 +206,7 @@ def _ties(net: Module) -> list[tuple[str, str]]:
 
 
 def _facts(net: Module) -> dict[str, str]:
-    """Path -> what is there: layers with arguments, modes and children, arrays with types and shapes."""
+    """Path -> its contents: layers with arguments, modes and children, arrays with types and shapes."""
     facts = {}
     places = _places(net)
     for module, path in places.items():
@@ -222,17 +222,17 @@ def _facts(net: Module) -> dict[str, str]:
 # ---- and back --------------------------------------------------------------------------------------------------------
 
 
-def build(said: Described, shapes: Shapes) -> Module:
+def build(described: Described, shapes: Shapes) -> Module:
     """The model of a description, whose arrays must be those of `shapes`; nothing is drawn or filled yet.
 
     DataError, ShapeError or SettingError for a description that `described` does not make, before memory is taken.
     """
     ties = {}
-    for tie in said.parts("tied") if said.has("tied") else []:
+    for tie in described.parts("tied") if described.has("tied") else []:
         at = tie.text("at")
         ties[at] = tie.text("to")
         tie.end()
-    net = _Builder(shapes, ties).layer(said.part("net"), "", 0)
+    net = _Builder(shapes, ties).layer(described.part("net"), "", 0)
     held = _held(net) if ties else {}
     modules = {path: one for one, path in _places(net).items()} if ties else {}
     for at, to in ties.items():
@@ -242,13 +242,13 @@ def build(said: Described, shapes: Shapes) -> Module:
         held[at] = held[to]
         setattr(modules[path], name, held[to])
     named = {name: p for name, p, _ in net.named_stored()}
-    for one in said.parts("trainable") if said.has("trainable") else []:
+    for one in described.parts("trainable") if described.has("trainable") else []:
         name = one.text("name")
         if name not in named:
             raise DataError(f"trainable: there is no array {name!r:.60}")
         named[name].trainable = one.flag("value")
         one.end()
-    said.end()
+    described.end()
     for name, parameter in named.items():
         _check_array(name, parameter, shapes)
     further = next((name for name in shapes if name not in named), None)
@@ -266,32 +266,32 @@ def _check_array(name: str, parameter: Parameter, shapes: Shapes) -> None:
 
 class _Builder:
     """Makes layers, each of which must find its arrays before the next one is made. ties: a parameter's path -> the
-    path of the one that stands in its place."""
+    path of the one that replaces it."""
 
     def __init__(self, shapes: Shapes, ties: Mapping[str, str]) -> None:
         self.shapes, self.ties, self.made = shapes, ties, dict[str, Module]()
 
-    def layer(self, said: Described, path: str, depth: int) -> Module:
-        if said.has("same"):
-            first = said.text("same")
-            said.end()
+    def layer(self, described: Described, path: str, depth: int) -> Module:
+        if described.has("same"):
+            first = described.text("same")
+            described.end()
             if first not in self.made:
                 raise DataError(f"{path}: there is no layer {first!r:.60} before it")
             return self.made[first]
         if depth > DEEPEST or len(self.made) >= MOST_LAYERS:
             raise DataError(f"more than {MOST_LAYERS:,} layers, or {DEEPEST} inside one another")
-        kind = _NAMES[said.text("layer", tuple(_NAMES))]
-        given = {name: read(said, name) for name, read in _LAYERS[kind].items() if said.has(name)}
-        is_eval = said.has("eval") and said.flag("eval")
+        kind = _NAMES[described.text("layer", tuple(_NAMES))]
+        given = {name: read(described, name) for name, read in _LAYERS[kind].items() if described.has(name)}
+        is_eval = described.has("eval") and described.flag("eval")
         layers: list[Any] = []
         if issubclass(kind, Sequential):
-            inside = enumerate(said.parts("layers"))
+            inside = enumerate(described.parts("layers"))
             layers = [self.layer(one, f"{path}.{i}".lstrip("."), depth + 1) for i, one in inside]
         elif kind is Standardize:
             mean, std = (self._shape(f"{path}.{name}".lstrip(".")) for name in ("mean", "scale"))
             layers = [np.zeros(mean, np.float32), np.ones(std, np.float32)]
         module = self._made(kind, layers, given, path)
-        said.end()
+        described.end()
         for name, parameter in _held(module).items() if not layers or kind is Standardize else ():
             place = f"{path}.{name}".lstrip(".")
             if place not in self.ties:

@@ -1,4 +1,4 @@
-"""Where modules are said to run, by programs that several devices compute."""
+"""The device of modules, in programs on several devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from ..graph.scope import device_there, on_device
 
-SAID = "_device"  # the attribute of a module that `to` sets: it decides no numbers, so no checkpoint holds it
+ASSIGNED = "_device"  # the attribute of a module that `to` sets: it decides no numbers, so no checkpoint holds it
 
 M = TypeVar("M", bound="OnDevice")
 
@@ -17,14 +17,13 @@ class OnDevice:
     _device: str | None = None
 
     def to(self: M, device: str | None) -> M:
-        """Say that this module and all below it run on a device, and that their arrays lie there, in programs of
-        several devices (gl.compile(devices=), docs/devices.md); None takes it back. Returns the module.
+        """Assign this module, all modules below it, and their arrays to a device, in programs on
+        several devices (gl.compile(devices=), docs/devices.md); None removes the assignment. Returns the module.
 
-        device: "cpu", "gpu", "gpu:1". Nothing is copied now. The gradients of the module's nodes run there, too, as do
-        the updates of its parameters. Of modules inside one another the innermost decides, whichever was said last
-        for it. Takes effect where a graph is built next. SettingError for what is no name, and for a device that is
-        not there.
-        """
+        device: "cpu", "gpu", "gpu:1". Nothing is copied now. The gradients of the module's nodes run there as well, and
+        so do the updates of its parameters. For nested modules the innermost decides, whichever was assigned last for
+        it. Takes effect when the next graph is built. SettingError for an invalid name, and for a device that is not
+        there."""
         tree: Any = self
         name = None if device is None else device_there("to", device)
         for module in tree.modules():
@@ -34,7 +33,7 @@ class OnDevice:
         return self
 
     def forward_there(self, *args: Any, **kwargs: Any) -> Any:
-        """`forward`, on the device that was said."""
+        """`forward`, on the assigned device."""
         module: Any = self
         if self._device is None:
             return module.forward(*args, **kwargs)

@@ -33,7 +33,9 @@ class MemberLinear(Module):
         need_positive("MemberLinear", members=members, n_in=n_in, n_out=n_out)
         self.act = activation_function(activation)
         bound = 1 / math.sqrt(n_in)
-        self.weight = stacked(self.parameter((members, n_in, n_out), uniform(bound)), (n_in, n_out), members)
+        self.weight = stacked(
+            self.parameter((members, n_in, n_out), uniform(bound)), (n_in, n_out), members, transposed=True
+        )
         self.bias = stacked(self.parameter((members, 1, n_out), uniform(bound)), (n_out,), members)
 
     def arguments(self) -> dict[str, Any]:
@@ -72,7 +74,7 @@ class Periodic(Module):
         self.coefficients = stacked(self.parameter(shape, normal(self.scale)), waves, networks)
         self.phases = stacked(self.parameter(shape, uniform(math.pi)), waves, networks)
         weight = self.parameter((count, frequencies, width), uniform(bound))
-        self.weight = stacked(weight, (frequencies, width), networks)
+        self.weight = stacked(weight, (frequencies, width), networks, transposed=True)
         self.bias = stacked(self.parameter((count, 1, width), uniform(bound)), (width,), networks)
 
     def arguments(self) -> dict[str, Any]:
@@ -158,7 +160,7 @@ class Ensemble(Sequential):
         return each if self.training else self.averaged(each)
 
     def of_each(self, x: Value) -> Value:
-        """What each member makes of each row: [rows, members, outputs]."""
+        """The outputs of each member for each row: [rows, members, outputs]."""
         first, given = len(self.shared), x
         for layer in self.layers[:first]:
             x = layer(x)

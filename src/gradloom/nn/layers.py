@@ -37,7 +37,7 @@ def activation_function(name: str | None) -> Callable[[Value], Value]:
     if not isinstance(name, str) or name not in ACTIVATIONS:
         same = next((known for known, function in ACTIVATIONS.items() if function is name), name)
         hint = value_hint("activation", same, ACTIVATIONS)
-        raise SettingError(f"activation: {name!r} is not known; need one of {', '.join(ACTIVATIONS)}{hint}")
+        raise SettingError(f"activation: {name!r} is not known; must be one of {', '.join(ACTIVATIONS)}{hint}")
     return ACTIVATIONS[name]
 
 

@@ -40,12 +40,14 @@ _call: ContextVar[_Call | None] = ContextVar("gradloom_call", default=None)
 Outline = dict[tuple["Module", str], Hashable]
 _Path = tuple[str, Parameter, "Init | None"]
 
-# Where a module lies below another, from the upper one down: (attributes, list, tuple or dict; key; what lies there).
+# The path of a module below another, from the upper one down: (attributes, list, tuple or dict; key; the object there).
 _Links = tuple[tuple[Any, Any, Any], ...]
 
 _OWN = ("_inits", "_unassigned", "_paths_below")  # attributes that are no part of the tree
 _NOT_OUTLINED = {*_OWN, "_training", "_drawn_at", "_paths_at"}  # nor part of what forward reads; see `training`
-_changes = object()  # replaced after each change to any tree of modules: what is cached of a tree holds until then
+_changes = (
+    object()
+)  # replaced after each change to any tree of modules: cached properties of a tree are valid until then
 
 _mode: ContextVar[bool | None] = ContextVar("gradloom_mode", default=None)  # that of all modules, where one is set
 
@@ -147,7 +149,7 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
     # ---- the tree --------------------------------------------------------------------------------------
 
     def _below(self) -> Iterator[tuple[str, Any, _Links]]:
-        """(path, module or parameter, where it lies) of what the attributes hold, in the order of assignment."""
+        """(path, module or parameter, holders) of the contents of attributes, in the order of assignment."""
         mine = vars(self)
         for name, value in mine.items():
             if type(value) in _NUMBERS or name in _OWN:
@@ -212,10 +214,10 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
         return paths
 
     def outline(self) -> Outline:
-        """(module, attribute) -> what stands for it: two equal outlines build equal graphs.
+        """(module, attribute) -> its identity: two equal outlines build equal graphs.
 
         Of each module in the tree its mode and its attributes: numbers, strings, None, and tuples, lists, sets and
-        dicts of such by what they hold; a parameter by its array and whether it is trainable; a module, an array or any
+        dicts of such by their contents; a parameter by its array and whether it is trainable; a module, an array or any
         other object by its identity.
         """
         outline: Outline = {}
@@ -250,7 +252,7 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
         return self._draw(seed, lambda parameter: True)
 
     def ensure_init(self, seed: int = 0) -> None:
-        """`init(seed)` for what has never been drawn, assigned or loaded."""
+        """`init(seed)` for parameters that were never drawn, assigned or loaded."""
         now = _changes
         self._draw(seed, lambda parameter: not parameter.stored.initialised)
         for module in self.modules():
@@ -275,7 +277,7 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
         return dict(zip(named, copies(named.values()), strict=True))
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Assign all parameters and buffers. GraphError names what is missing or left over; then nothing is changed."""
+        """Assign all parameters and buffers. GraphError names missing and unknown arrays; then nothing is changed."""
         if not isinstance(arrays, Mapping):
             seen = what_is(arrays)
             raise SettingError(
@@ -284,8 +286,8 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
         mine = {name: p for name, p, _ in self.named_stored()}
         missing, extra = sorted(set(mine) - set(arrays)), sorted(set(arrays) - set(mine))
         if missing or extra:
-            said = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(extra)}"] * bool(extra)
-            raise GraphError(f"load: {'; '.join(said)}; need exactly the {len(mine)} arrays of this model")
+            faults = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(extra)}"] * bool(extra)
+            raise GraphError(f"load: {'; '.join(faults)}; need exactly the {len(mine)} arrays of this model")
         for name, parameter in mine.items():
             if tuple(np.shape(arrays[name])) != parameter.shape:
                 seen = list(np.shape(arrays[name]))
@@ -353,8 +355,8 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
         return "" if cached is None else cached[0]
 
     def _modules_below(self, above: tuple[Module, ...]) -> dict[Module, tuple[str, _Links]]:
-        """Each module below: its path, and what must stay as it is for the path to stay. A direct child is called so,
-        others after the first child that has them."""
+        """Each module below: its path, and the holders that must stay unchanged for the path to stay. A direct child is
+        named so, others after the first child that has them."""
         children: dict[Module, tuple[str, _Links]] = {}
         for name, held, links in self._below():
             if isinstance(held, Module):
@@ -367,8 +369,8 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
         return below
 
 
-_HOLDERS = (Module, Parameter, list, tuple, dict)  # what may be or hold a part of the tree
-_NUMBERS = frozenset({int, float, bool, str, type(None)})  # what is none: most attributes
+_HOLDERS = (Module, Parameter, list, tuple, dict)  # types that can be or hold a part of the tree
+_NUMBERS = frozenset({int, float, bool, str, type(None)})  # types that cannot: most attributes
 
 
 def _lies_there(links: _Links) -> bool:
@@ -380,7 +382,7 @@ def _lies_there(links: _Links) -> bool:
 
 
 def _inside(name: str, value: Any, links: _Links) -> Iterator[tuple[str, Any, _Links]]:
-    """(path, module or parameter, where it lies) of a value, or of what it holds when it is a list, tuple or dict."""
+    """(path, module or parameter, holders) of a value, or of the contents of a list, tuple or dict."""
     if isinstance(value, (Module, Parameter)):
         yield name, value, links
     elif isinstance(value, (list, tuple, dict)) and not any(holder is value for holder, _, _ in links):
@@ -395,7 +397,7 @@ def _holds(value: Any) -> bool:
 
 
 class _Same:
-    """Stands for an object by its identity, and keeps it, so that no other object gets the same one."""
+    """Represents an object by its identity, and keeps it alive, so that no other object gets the same one."""
 
     __slots__ = ("held",)
 
@@ -410,13 +412,13 @@ class _Same:
 
 
 def _token(value: Any, above: tuple[Any, ...], modules: list[Module]) -> Hashable:
-    """What stands for the value of an attribute in an outline. above: the containers on the way to it; to `modules` is
+    """The identity of an attribute's value in an outline. above: the containers on the way to it; to `modules` is
     added what it holds of these."""
     kind = type(value)
     if value is None or kind in (bool, int, str, bytes):
         return kind, value
     if kind in (float, complex):
-        return kind, repr(value)  # tells -0.0 from 0.0, and finds nan again
+        return kind, repr(value)  # distinguishes -0.0 from 0.0, and matches nan
     if isinstance(value, Parameter):
         return _Same(value.stored), value.stored.role
     if isinstance(value, Module):

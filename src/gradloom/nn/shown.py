@@ -14,7 +14,7 @@ from ..graph.value import describe
 
 
 class Shown:
-    """What a module says of itself."""
+    """The text form of a module."""
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of the constructor that would make this layer as it is now; none for a class that has none, or
@@ -107,8 +107,8 @@ def rows(module: Any) -> list[tuple[str, str, str, int]]:
         arrays = [(name, p) for name, p in own_parameters(one) if paths.get(p.stored) == f"{path}.{name}".lstrip(".")]
         children = list(one.children())
         if arrays or not children:
-            said = ", ".join(f"{name} {describe(p)}{'' if p.trainable else ' buffer'}" for name, p in arrays)
-            found.append((path or "-", heading(one), said, sum(p.size for _, p in arrays)))
+            text = ", ".join(f"{name} {describe(p)}{'' if p.trainable else ' buffer'}" for name, p in arrays)
+            found.append((path or "-", heading(one), text, sum(p.size for _, p in arrays)))
         todo += [(child, f"{path}.{name}".lstrip(".")) for name, child in reversed(children)]
     return found
 

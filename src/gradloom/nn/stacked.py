@@ -11,13 +11,14 @@ from ..graph.leaves import Parameter
 from ..graph.stack import Stack
 
 
-def stacked(parameter: Parameter, shape: Sequence[int], members: int = 1) -> Parameter:
+def stacked(parameter: Parameter, shape: Sequence[int], members: int = 1, transposed: bool = False) -> Parameter:
     """Declare that a parameter [count, ...] holds `count` arrays of this shape, and return the parameter.
 
     Optimisers read the declaration: Muon steps each matrix by itself, and the words "not_2d" and "norms_and_biases"
     classify a parameter by `shape`. members: independent networks, as of an Ensemble: Adafactor then computes one root
     mean square, and max_norm= one norm, for each of them. Network m owns count / members arrays, from number
-    m * count / members on.
+    m * count / members on. transposed: matrices are [inputs, outputs], as in x @ w, not [outputs, inputs], as of a
+    Linear; Muon's scale depends on it.
     Raises ShapeError if the parameter does not hold arrays of this shape, or their count is not a multiple of members.
 
         self.weight = gl.nn.stacked(self.parameter((8, 16, 16), init), (16, 16))
@@ -29,5 +30,5 @@ def stacked(parameter: Parameter, shape: Sequence[int], members: int = 1) -> Par
             f"stacked: a parameter of shape {list(parameter.shape)} is not a stack of arrays of shape {list(shape)} of "
             f"{members} members; use the shape of one array, and a divisor of the first axis"
         )
-    parameter.stored.stack = Stack(shape, members)
+    parameter.stored.stack = Stack(shape, members, transposed)
     return parameter

@@ -1,4 +1,4 @@
-"""What each op means: one declaration per op, a file per family, and the functions that users call."""
+"""Definitions of all ops: one declaration per op, a file per family, and the public functions."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ __all__ = [
     "zero",
 ]
 
-# What users call: a keyword of another library is answered with ours. The ops themselves call the plain functions.
+# Public functions: an error names our keyword for one of another library. The ops themselves call the plain functions.
 for _function in (
     sum, mean, max, min, argmax, softmax, log_softmax, transpose, flatten, squeeze, expand_dims, repeat,
     concat, stack, split, pad, conv2d, max_pool2d, avg_pool2d, dropout, layer_norm, rms_norm, batch_norm,

@@ -1,7 +1,7 @@
 """Fused attention: causal, over packed sequences or a cache, with sliding windows and capped scores.
 
 Queries, keys and values are [batch, tokens, heads, D]; query head h reads key head h // (H / KVH). A mask is never an
-array: `positions` says for each query how many tokens lie before it in its own sequence, so that packed sequences stay
+array: `positions` says for each query how many tokens precede it in its own sequence, so that packed sequences stay
 apart, and `window` how many keys it sees at most: itself and the window - 1 tokens before it (sliding windows as in
 Mistral, Gemma 2 and llama.cpp; in PyTorch's flex attention, a mask of q - k < window). `softcap` bounds the scaled
 scores before softmax: softcap * tanh(score / softcap), as in Gemma 2. No T x T matrix exists outside the references.
@@ -196,7 +196,7 @@ def _back_graph(
     groups, (t, heads) = k.shape[2], q.shape[1:3]
 
     def per_query(x: Value) -> Value:
-        """[B, T, H] as a column beside the scores."""
+        """[B, T, H] as a column that broadcasts against the scores."""
         return _strips(reshape(x, (*x.shape, 1)), groups)
 
     scores, seen = _scores_graph(q, k, positions, scale, False, window, softcap)
@@ -305,7 +305,7 @@ def _attention_samples(rng: np.random.Generator) -> list[Sample]:
     samples += limited
     for i, x in enumerate(samples[1::2]):
         q, k, v, positions = x.inputs
-        kind = bf16 if i % 3 else f32  # what lies in a cache is rounded as it is read
+        kind = bf16 if i % 3 else f32  # cached values are rounded when they are read
         operands = (q.astype(bf16.numpy), k.astype(kind.numpy), v.astype(kind.numpy), positions)
         samples.append(Sample(operands, x.attrs))
     return samples

@@ -1,4 +1,4 @@
-"""What the op families share: shape rules, sums over broadcast axes, sample inputs."""
+"""Shared by the op families: shape rules, sums over broadcast axes, sample inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def need_plain(name: str, **arguments: Any) -> None:
 
 
 def need_rounded(first: Spec, *others: Spec) -> None:
-    """Reject operands of a product that are bf16 beside a first one that is not; see Declaration.rounds."""
+    """Reject operands of a product that are bf16 where the first one is not; see Declaration.rounds."""
     alone = first.dtype is bf16 or all(other.dtype is not bf16 for other in others)
     need(alone, "an operand is bf16, the first is not", "the first in bf16 as well, or all in f32")
 
@@ -213,7 +213,7 @@ def unary(
     count: int = 1,
     **attrs: Any,
 ) -> Callable[[np.random.Generator], list[Sample]]:
-    """Samples of `count` inputs of one shape; the last input lies in the domain, others before it are in -2..2."""
+    """Samples of `count` inputs of one shape; the last input is in the domain, the others are in -2..2."""
 
     def samples(rng: np.random.Generator) -> list[Sample]:
         def one(shape: Shape) -> Sample:
@@ -237,7 +237,7 @@ def pairs(
     first: tuple[float, float] | None = None,
     margin: float = 0.05,
 ) -> Callable[[np.random.Generator], list[Sample]]:
-    """Samples of two broadcasting inputs; y lies in low..high away from `avoid`, x in `first` (default the same)."""
+    """Samples of two broadcasting inputs; y is in low..high away from `avoid`, x in `first` (default the same)."""
     x_low, x_high = first or (low, high)
 
     def samples(rng: np.random.Generator) -> list[Sample]:

@@ -42,7 +42,7 @@ def _conv_pool_vjp(
     g_y: Value, x: Value, w: Value, bias: Value | None, y: Value, index: Value,
     stride: Pair, padding: Pair, dilation: Pair, act: str,
 ) -> list[Value | None]:  # fmt: skip
-    picked = relu_back(g_y, y) if act == "relu" else g_y  # only what was picked has a gradient: y tells its sign
+    picked = relu_back(g_y, y) if act == "relu" else g_y  # only picked elements have a gradient; y holds their sign
     height, width = out_extents(Spec(x.shape), w.shape[2:], stride, padding, dilation)
     inner = max_pool2d_back(picked, index, height=height, width=width, **HALVES)
     return conv_vjp(inner, x, w, bias, inner, stride, padding, dilation, "none")

@@ -275,7 +275,7 @@ silu_back: OpSpec = _slope(
 clamp_back: OpSpec = _slope(
     "clamp_back", "g x", "dx = g where min <= x <= max, else 0", attrs="min:float=-inf max:float=inf",
     vjp=lambda g_dx, x, min, max: [clamp_back(g_dx, x, min=min, max=max), None],
-    no_gradient_to={"x": "only whether it lies between min and max counts"},
+    no_gradient_to={"x": "only whether it is between min and max counts"},
     reference=lambda g, x, min, max: np.where((x >= min) & (x <= max), g, 0), exact=True,
     samples=unary(avoid=(-1, 0.5), count=2, min=-1.0, max=0.5),
 )  # fmt: skip

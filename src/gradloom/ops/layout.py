@@ -332,7 +332,7 @@ _pad: OpSpec = op(
 )  # fmt: skip
 
 
-# ---- what users call -------------------------------------------------------------------------------------
+# ---- public functions ------------------------------------------------------------------------------------
 
 
 def shape_error(name: str, values: Value | Sequence[Value], seen: str, wanted: str) -> ShapeError:
@@ -348,7 +348,7 @@ def axis_of(name: str, x: Value, axis: int, ndim: int) -> int:
 
 
 def reshape(x: Any, shape: int | Sequence[int]) -> Value:
-    """x under another shape; one extent may be -1: what is left."""
+    """x under another shape; one extent may be -1: it is inferred."""
     x = as_value(x)
     extents = [int(shape)] if isinstance(shape, (int, np.integer)) else [int(e) for e in shape]
     if extents.count(-1) == 1:

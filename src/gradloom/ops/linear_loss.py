@@ -131,7 +131,7 @@ linear_cross_entropy: OpSpec = op(
     "linear_cross_entropy", inputs="x w labels weights?", outputs="loss weight dx? dw?",
     unit="w", dense="labels weights", rounds="x w",
     doc="cross_entropy_sum(x w^T, labels, weights) and its gradients, block by block of the vocabulary: the logits "
-    "[N, V] are never held; rows of label -100 or weight 0 cost nothing, and what they hold does not matter; w of any "
+    "[N, V] are never held; rows of label -100 or weight 0 cost nothing and their contents are ignored; w of any "
     "dtype that products take is decoded as it is read; where x is bf16, w and the slopes of the logits that w and x "
     "are multiplied by are rounded to bf16; second derivatives and those of weights hold the logits",
     shape=_linear_shape,
@@ -231,13 +231,13 @@ _linear_rows_op: OpSpec = op(
 )  # fmt: skip
 
 
-# ---- what users call -------------------------------------------------------------------------------------
+# ---- public functions ------------------------------------------------------------------------------------
 
 
 def linear_cross_entropy_pair(x: Any, w: Any, labels: Any, weights: Any = None) -> Pair:
     """cross_entropy_pair(x @ w.T, labels, weights) without ever holding the logits: for large vocabularies.
 
-    x: f32 [..., d], what the output layer reads. w: [V, d], a row per class (often the embedding table itself); f32,
+    x: f32 [..., d], the input of the output layer. w: [V, d], a row per class (often the embedding table itself); f32,
     f16, bf16 or quantised.
     labels: a class id per row, [...]; -100: the row is ignored. weights: one per row, [...], or for x [n, ..., d] one
     for all labels of each of the n, [n]; rows of weight 0 cost nothing. Returns (sum of the weighted row losses, sum of
@@ -267,7 +267,7 @@ def linear_cross_entropy_rows(x: Any, w: Any, labels: Any) -> Value:
     """The loss of each row, f32 [...], 0 where the label is -100: linear_cross_entropy_pair before its sum.
 
     x: f32 [..., d]. w: [V, d], a row per class; f32, f16, bf16 or quantised. labels: a class id per row, [...].
-    What a row's loss counts for is whatever gradient reaches it: weights, preference losses, clipping by row. Its
+    The gradient of a row's loss is its weight: row weights, preference losses, clipping by row. Its
     gradients hold no logits; they read w once more than the sum does. Raises as linear_cross_entropy_pair.
     """
     x, labels = as_value(x), as_value(labels)

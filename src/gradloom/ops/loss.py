@@ -164,7 +164,7 @@ def cross_entropy_graph(logits: Value, labels: Value, weights: Value | None) -> 
     else:
         rows, counted = one_hot(labels, classes), rows_that_count(labels)
         totals = reshape(counted, (n, 1))
-        logits = where(equal(totals, 0.0), 0.0, logits)  # what an ignored row holds does not matter
+        logits = where(equal(totals, 0.0), 0.0, logits)  # the contents of ignored rows have no effect
     row_weights = counted if weights is None else mul(weights, counted)
     log_p = log_softmax(logits)
     losses = neg(sum_over(mul(rows, log_p), 1))
@@ -217,7 +217,7 @@ _correct_op: OpSpec = op(
 )  # fmt: skip
 
 
-# ---- what users call -------------------------------------------------------------------------------------
+# ---- public functions ------------------------------------------------------------------------------------
 
 
 def weights_of_labels(weights: Value, shape: Sequence[int]) -> Value:
@@ -256,7 +256,7 @@ def cross_entropy(logits: Any, labels: Any, weights: Any = None) -> Value:
     """Mean cross entropy of rows of logits.
 
     labels: a class id per row (-100: the row is ignored) or a row of class probabilities (of any sum).
-    weights: one per row; the mean divides by their sum, never by what the labels sum to. For logits [n, ..., C] they
+    weights: one per row; the mean divides by their sum, never by the sum of the labels. For logits [n, ..., C] they
     are [n, ...], one per label, or [n], where each label weighs what its row does: a row counts once per label.
     """
     return div(*cross_entropy_pair(logits, labels, weights))
@@ -316,5 +316,5 @@ def loss_pair(name: str) -> Callable[..., Pair]:
     """The loss of this name as a function (outputs, labels, weights=None) -> (sum, weight)."""
     if name not in LOSSES:
         hint = value_hint("loss", name, LOSSES)
-        raise SettingError(f"loss: {name!r} is not known; need one of {', '.join(LOSSES)}, or a function{hint}")
+        raise SettingError(f"loss: {name!r} is not known; must be one of {', '.join(LOSSES)}, or a function{hint}")
     return LOSSES[name]

@@ -60,7 +60,7 @@ def _bad_rows(name: str, count: int) -> list[BadSample]:
 
 
 def _unit(x: Value, eps: float, centre: bool) -> tuple[Value, Value]:
-    """Rows of mean 0 (when centred) and mean square 1, and what they were divided by."""
+    """Rows of mean 0 (when centred) and mean square 1, and their divisors."""
     if centre:
         x = sub(x, mean_over(x, -1, keepdims=True))
     deviation = sqrt(scale(mean_over(sqr(x), -1, keepdims=True), factor=1.0, bias=eps))
@@ -242,7 +242,7 @@ batch_norm_back: OpSpec = op(
 )  # fmt: skip
 
 
-# ---- what users call -------------------------------------------------------------------------------------
+# ---- public functions ------------------------------------------------------------------------------------
 
 
 def _affine(y: Value, weight: Any, bias: Any) -> Value:

@@ -1,4 +1,4 @@
-"""Random ops. What they draw depends on (seed, step, stream, row, element) alone: see philox.py."""
+"""Random ops. Drawn values depend on (seed, step, stream, row, element) alone: see philox.py."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def dropout(
 ) -> Value:
     """x / (1 - rate) with probability 1 - rate, else 0.
 
-    stream: tells this call's masks from those of others; by default the next of its scope (graph/streams.py).
+    stream: distinguishes this call's masks from others; by default the next of its scope (graph/streams.py).
     seed, step, row: by default the settings of these names
     (row: the position of x's first row in the logical batch, so that micro-batches see the masks of the whole).
     """

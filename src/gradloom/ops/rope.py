@@ -47,7 +47,7 @@ def rope_frequencies(
     if not base > 0 or not factor > 0:
         raise GraphError(f"rope_frequencies: base {base}, factor {factor}; need numbers > 0")
     if scaling not in ("none", "linear", "ntk", "llama3", "yarn"):
-        raise GraphError(f"rope_frequencies: scaling {scaling!r}; need one of none, linear, ntk, llama3, yarn")
+        raise GraphError(f"rope_frequencies: scaling {scaling!r}; must be one of none, linear, ntk, llama3, yarn")
     if scaling in ("llama3", "yarn") and (context is None or context < 1):
         raise GraphError(f"rope_frequencies: context {context}; {scaling} needs the length first trained for")
     if scaling == "ntk" and dims > 2:
@@ -64,7 +64,7 @@ def rope_frequencies(
         least, most = 1.0 if low is None else low, 32.0 if high is None else high
 
         def dimension(revolutions: float) -> float:
-            """The pair that makes so many revolutions within the context."""
+            """The pair that makes `revolutions` within the context."""
             return dims * math.log(float(context or 1) / (revolutions * 2 * math.pi)) / (2 * math.log(base))
 
         first, last = max(math.floor(dimension(most)), 0), min(math.ceil(dimension(least)), dims - 1)

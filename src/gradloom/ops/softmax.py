@@ -148,7 +148,7 @@ def _swapped(function: Callable[[Value], Value], name: str, x: Value, axis: int)
 
 
 def softmax(x: Any, axis: int = -1, mask: Any = None, scale: float = 1.0) -> Value:
-    """softmax(x * scale + mask) along an axis; the mask (0 or -inf, say) broadcasts to x with that axis last."""
+    """softmax(x * scale + mask) along an axis; the mask (such as 0 or -inf) broadcasts to x with that axis last."""
     if isinstance(axis, Value):
         raise shape_error("softmax", as_value(x), "axis is a value", "a whole number; use mask=value for a mask")
     return _swapped(lambda v: _softmax_op(v, mask, scale=scale), "softmax", as_value(x), axis)

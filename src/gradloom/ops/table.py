@@ -58,7 +58,7 @@ def op_table() -> str:
         lines += [
             f"## {family}",
             "",
-            "| op | inputs -> outputs | attributes | what it computes | gradient | in place | bf16 |",
+            "| op | inputs -> outputs | attributes || formula | gradient | in place | bf16 |",
         ]
         lines.append("|---|---|---|---|---|---|---|")
         for s in specs:

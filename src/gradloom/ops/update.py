@@ -1,4 +1,4 @@
-"""Update ops beside the rules of optimisers: sums, copies, averages, norms. Their outputs lie where their inputs do."""
+"""Update ops other than optimiser rules: sums, copies, averages, norms. Outputs are written in place of inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimisers: they only build update nodes and say what their settings are. Schedules for those; clipping."""
+"""Optimisers: they only build update nodes and declare their settings. Schedules of settings; clipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Average: an exponential moving average of the weights that an optimiser trains, kept beside them."""
+"""Average: an exponential moving average of the weights that an optimiser trains."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class Average:
     # ---- its part of a run's state -------------------------------------------------------------------------
 
     def entries(self, parameters: Sequence[Parameter]) -> dict[str, Any]:
-        """decay, the numbers of the parameters whose mean is shown, and "mean.3", the array beside parameter 3's."""
+        """decay, the numbers of the parameters whose mean is shown, and "mean.3", the array that is not in use for
+        parameter 3."""
         numbers = [i for i, p in enumerate(parameters) if p.stored in self._shown]
         kept: dict[str, Any] = {"decay": self.decay, "is_shown": self.is_shown, "shown": numbers}
         return kept | {

@@ -1,5 +1,5 @@
 """Clipping: by value, which bounds each element of the mean gradient, and by the global norm, which writes no gradient
-and makes larger what the update op divides by. Where both are asked for, the values are bounded first.
+and increases the divisor of the update op. Where both are given, the values are clipped first.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def clip_grad_value(grads: GradientSource | Optimizer, max_value: float) -> None
     """Make the next step use gradients with every element between -max_value and max_value, as
     torch.nn.utils.clip_grad_value_ does.
 
-    grads: what tape.backward gave (clipped as they are now: what clip_grad_norm did before it is heeded), or an
+    grads: the result of tape.backward (clipped in its current state, after an earlier clip_grad_norm), or an
     optimiser that has accumulated gradients (its next `step()` clips the values of their mean, before any norm).
     SettingError unless max_value is above 0.
     """

@@ -160,6 +160,6 @@ class Groups:
 def _need_match(
     setting: str, word: str, named: Iterable[tuple[str, tuple[int, ...]]], part: str = "", place: str = ""
 ) -> None:
-    """SettingError unless the word stands for one of these parameters."""
+    """SettingError unless the word matches one of these parameters."""
     if not any(WORDS[word](shape) for _, shape in named):
         raise SettingError(f"{{{setting}}}{part}: {word!r} matches no parameter; omit it", setting=setting, place=place)

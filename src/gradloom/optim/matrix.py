@@ -88,11 +88,12 @@ class Muon(Optimizer):
 
     m <- momentum*m + (1 - momentum)*g; u is m, with nesterov momentum*m + (1 - momentum)*g; x = u / max(|u|, eps), and
     ns_steps times x <- 3.4445 x - 4.775 (x x') x + 2.0315 (x x')^2 x, which brings singular values near 1;
-    w <- w(1 - lr*wd) - lr*scale*x. adjust_lr_fn: scale, "original" sqrt(max(1, rows / columns)), or "match_rms_adamw"
+    w <- w(1 - lr*wd) - lr*scale*x. adjust_lr_fn: scale, "original" sqrt(max(1, outputs / inputs)) of matrices
+    [outputs, inputs] (of a stack that is declared transposed, [inputs, outputs]), or "match_rms_adamw"
     0.2 sqrt(max(rows, columns)), with which AdamW's rate and decay serve (Liu et al., arXiv 2502.16982).
 
     It is for the matrices of hidden layers, and steps each matrix of a stack (gl.nn.stacked, the layers of an
-    nn.Ensemble) by itself. What is no matrix is a SettingError: give it (and embeddings and the last layer) an
+    nn.Ensemble) by itself. Other shapes are a SettingError: give these (and embeddings and the last layer) an
     optimiser of its own:
 
         Muon(lr=0.02, groups=[{"match": ["not_2d", "head.*"], "optimizer": AdamW(lr=3e-4)}])
@@ -131,7 +132,9 @@ class Muon(Optimizer):
             step = ops.reshape(self._orthogonal(ops.reshape(step, shape), eps), w.shape)
             scale = 0.2 * math.sqrt(max(rows, columns))
             if self.adjust_lr_fn == "original":
-                scale = math.sqrt(max(1.0, rows / columns))
+                stack = w.stored.stack
+                outputs, inputs = (columns, rows) if stack is not None and stack.transposed else (rows, columns)
+                scale = math.sqrt(max(1.0, outputs / inputs))
             pairs += [m, new, w, w * (1.0 - lr * decay) - lr * scale * step]
         return ops.assign(*pairs)
 

@@ -27,7 +27,7 @@ def clip_members(
     parameters: Sequence[Parameter], sums: Sequence[Value], weight: Value, max_norm: float | Value
 ) -> list[Value]:
     """Scale the sums of gradients so that sums / weight have a norm of at most max_norm in each member of an ensemble,
-    and in what belongs to no member. weight: f32[]. A norm is computed from the elements of its member alone."""
+    and in the elements of no member. weight: f32[]. A norm is computed from the elements of its member alone."""
     clipped = list(sums)
     for members in {p.stored.members: None for p in parameters}:
         at = [i for i, p in enumerate(parameters) if p.stored.members == members]

@@ -1,4 +1,4 @@
-"""Optimisers by name: "adamw", "sgd", "lion", ..., as settings files and commands say them."""
+"""Optimisers by name: "adamw", "sgd", "lion", ..., as in settings files and commands."""
 
 from __future__ import annotations
 

@@ -42,17 +42,17 @@ class Optimizer(UpdateRule):
 
         AdamW(groups=[{"match": "*.bias", "weight_decay": 0.0}, {"match": ["head.*", "neck.*"], "lr": schedule}])
 
-    Names are those of the model, or the keys of named_parameters(). In place of a pattern, "norms_and_biases" stands
+    Names are those of the model, or the keys of named_parameters(). In place of a pattern, "norms_and_biases" means
     for all parameters of at most one axis, "not_2d" for all but matrices; of a stack (gl.nn.stacked, the layers of an
     nn.Ensemble) the shape of each of its arrays decides. SettingError for a pattern or word that matches nothing. A
     group's settings are called after it: opt.settings["head.*,neck.*.lr"], or opt.groups[1].lr.
     no_decay: "norms_and_biases", the parameters of at most one axis (biases, gains and biases of norms, but no
     embedding), which no weight_decay shrinks but that of a group that states it.
-    A setting is an attribute, too: opt.lr is opt.settings["lr"], to read and to set; SettingError for a value out of
+    A setting is also an attribute: opt.lr is opt.settings["lr"], to read and to set; SettingError for a value out of
     range, and for an attribute that there is not.
 
     A class declares its own arguments as `name: type = default`. A float is a setting: a number or a schedule, which
-    may change from step to step and is read by its update nodes. What is no float stays as it was given, an attribute.
+    may change from step to step and is read by its update nodes. Other types stay as they were given, as attributes.
     """
 
     if TYPE_CHECKING:  # what type checkers know of the arguments of all optimisers
@@ -110,8 +110,8 @@ class Optimizer(UpdateRule):
             self.state.place([(name, p) for p, name in usable.items()])
 
     def prepare(self, given: Mapping[str, Any]) -> None:
-        """What the arguments decide once: which arrays the rule keeps, whether they go together. given: all of them by
-        name; those that are no settings are attributes already."""
+        """Properties that the arguments decide once: the arrays that the rule keeps, and whether they are updated
+        together. given: all of them by name; those that are no settings are attributes already."""
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Optimizer(UpdateRule):
     def accumulate(self, grads: GradientSource, weight: Any = None) -> None:
         """Add gradients to the sums that `step()` applies, in place.
 
-        Without weight, what is applied is the plain sum, as PyTorch adds gradients up. With it (a number or a scalar:
+        Without weight, the plain sum is applied, as in PyTorch. With it (a number or a scalar:
         the rows that a summed loss covers, or 1 for means of equal batches) the sum of gradients is divided by the sum
         of weights, once. SettingError for a number that is not finite or is below 0; GradientError when some of a
         window's gradients come with a weight and some without.
@@ -172,16 +172,16 @@ class Optimizer(UpdateRule):
         grads.add_to(state, weight)
 
     def zero_grad(self) -> None:
-        """Drop what was accumulated; the gradients of a tape are new objects each time and need none of it."""
+        """Drop accumulated gradients; the gradients of a tape are new objects each time and need none of it."""
         self._kept("zero_grad").window.clear()
 
     def clip(self, max_norm: float) -> float:
-        """Clip what was accumulated: see clip_grad_norm."""
+        """Clip accumulated gradients: see clip_grad_norm."""
         state = self._kept("clip_grad_norm")
         return state.window.runner("clip_grad_norm").clip_window(state, max_norm)
 
     def clip_value(self, max_value: float) -> None:
-        """Clip what was accumulated: see clip_grad_value."""
+        """Clip accumulated gradients: see clip_grad_value."""
         state = self._kept("clip_grad_value")
         state.window.runner("clip_grad_value")
         state.window.max_value = max_value
@@ -219,7 +219,7 @@ class Optimizer(UpdateRule):
         return self._kept("state_dict").state_dict()
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on where state_dict was taken; see OptimizerState.load_state_dict."""
+        """Restore the result of state_dict; see OptimizerState.load_state_dict."""
         self._kept("load_state_dict").load_state_dict(arrays)
 
     def _kept(self, what: str) -> OptimizerState:

@@ -1,4 +1,4 @@
-"""UpdateRule: what an optimiser does with gradients: one update node, and the settings that the node reads.
+"""UpdateRule: the update node of an optimiser, and the settings that the node reads.
 
 Each setting is a number or a schedule: a function of the step (optimiser steps done, from 0) and the epoch (from 0).
 """
@@ -21,15 +21,15 @@ from ..base.habits import missing_attribute
 from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, zeros
 from ..graph.value import Value
-from .missed import STEP
 from .schedules import Memory
+from .step_counts import STEP
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 else:
 
     def dataclass_transform(**_: Any) -> Any:
-        """Tells type checkers that what a class declares are arguments, as those of a dataclass."""
+        """Declares to type checkers that class attributes are arguments, as in a dataclass."""
         return lambda cls: cls
 
 
@@ -52,7 +52,7 @@ class RuleSettings(MutableMapping[str, Schedule]):
 
     def __init__(self, rule: UpdateRule, values: Mapping[str, Schedule]) -> None:
         self._rule, self._values = rule, dict(values)
-        self._rules = {name: (rule, name) for name in values}  # which rule has it, and what it calls it
+        self._rules = {name: (rule, name) for name in values}  # its rule, and its name there
         self.constants: dict[str, float] = {}
         self.schedules: dict[str, Callable[[int, int], float]] = {}
         for name, value in values.items():
@@ -113,16 +113,16 @@ def _check_schedule(what: str, schedule: Callable[..., float]) -> None:
 
 
 def _hint(name: Any, known: Iterable[str]) -> str:
-    return nearest(name, known, f"need one of {', '.join(sorted(known))}")
+    return nearest(name, known, f"must be one of {', '.join(sorted(known))}")
 
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """What an optimiser step gives to an update rule.
+    """The inputs of an update rule in an optimiser step.
 
     parameters  those that it updates
     grads       the sums of their gradients, of their shapes
-    weight      f32[], what the sums are divided by
+    weight      f32[], the divisor of the sums
     state       name -> the arrays that the rule keeps, of each parameter that has one
     counter     the setting that holds the number of these parameters' step, from 1
     """
@@ -169,10 +169,10 @@ class UpdateRule(metaclass=_Made):
     declared   the arguments of the class: name -> default
     arguments  those that it was given, but for parameters, groups and no_decay
     names      of its settings
-    without    those that are 0 and stay 0, because what they need was not made
+    without    those that are 0 and stay 0, because the state they need was not created
     keys       of a group's rule: name of a setting -> its name in the optimiser's table, "" for one that is always 0
 
-    A setting is an attribute, too: opt.lr is opt.settings["lr"], to read and to set; SettingError for a value out of
+    A setting is also an attribute: opt.lr is opt.settings["lr"], to read and to set; SettingError for a value out of
     range, and for an attribute that there is not.
     """
 
@@ -251,7 +251,7 @@ class UpdateRule(metaclass=_Made):
         return self.settings.checked(name, value)
 
     def shapes_of(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """What the rule keeps of a parameter of this shape: name -> shape."""
+        """The state of the rule for a parameter of this shape: name -> shape."""
         return dict.fromkeys(self.state_names, shape)
 
     def make_state(self, parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
@@ -268,7 +268,7 @@ class UpdateRule(metaclass=_Made):
         return setting(f"opt.{key}") if key else constant(0.0)
 
     def decayed(self, given: UpdateInputs) -> tuple[list[Value], UpdateInputs]:
-        """The settings, and what the step gives, as an update op takes them; coupled weight decay is added to the
+        """The settings and the inputs of the step, as an update op takes them; coupled weight decay is added to the
         gradients, which are divided for that. A batch of weight 0 has gradient 0."""
         scalars = {name: self.scalar(name) for name in self.names}
         if self.couples:

@@ -1,7 +1,7 @@
 """Schedules: settings that change while a model is trained. Any number of any optimiser may be one.
 
 A schedule is a function of the step (optimiser steps done, from 0) and the epoch (from 0); a function of your own is as
-good. `value` is the highest rate; `warmup` steps before it is reached grow linearly; what follows counts from there.
+good. `value` is the highest rate; `warmup` steps before it is reached grow linearly; later steps count from there.
 
     gl.optim.AdamW(lr=gl.optim.schedules.Cosine(1e-3, steps=1000, warmup=50))
 """
@@ -41,7 +41,7 @@ class Warming(KeywordHints):
         return self.value * self.share(step - self.warmup if self.by == "step" else epoch)
 
     def share(self, at: int) -> float:
-        """What remains of the value after so many steps or epochs."""
+        """The rest of the value after `at` steps or epochs."""
         return 1.0
 
     def _number(self, name: str, value: float, low: float = 0.0, high: float = math.inf) -> float:
@@ -134,10 +134,9 @@ class Plateau(Warming):
     """The value, times `factor` each time the loss has not improved for more than `patience` epochs; PyTorch's rule.
 
     Improved is a loss below best * (1 - threshold). After a reduction, `cooldown` epochs are not judged. It never goes
-    below `minimum`. `fit` and `finetune` tell it each epoch's loss, of validation if there is one, else of training; in
-    a loop of your own call optimizer.observe(loss). What it has seen belongs to the optimiser's state: it is saved with
-    it, and one schedule may serve several trainings.
-    """
+    below `minimum`. `fit` and `finetune` report each epoch's loss to it, of validation if there is one, else of
+    training; in a loop of your own call optimizer.observe(loss). Observed losses belong to the optimiser's state: it is
+    saved with it, and one schedule may serve several trainings."""
 
     def __init__(
         self,
@@ -164,7 +163,7 @@ class Plateau(Warming):
                 self._shown[name] = number
 
     def remember(self) -> Memory:
-        """What it knows before the first epoch."""
+        """Its state before the first epoch."""
         return {"rate": self.value, "best": math.inf, "bad": 0, "cooling": 0}
 
     def observe(self, memory: Memory, loss: float) -> None:
@@ -181,7 +180,7 @@ class Plateau(Warming):
             memory["cooling"], memory["bad"] = self.cooldown, 0
 
     def recall(self, memory: Memory, step: int, epoch: int) -> float:
-        """The rate of a step, with what was seen so far."""
+        """The rate of a step, given the losses so far."""
         return memory["rate"] * ((step + 1) / self.warmup if step < self.warmup else 1.0)
 
 

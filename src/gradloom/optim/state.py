@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, copies, held, zeros
 from ..graph.value import Value
 from .average import Average
-from .missed import STEP, Missed
 from .rule import UpdateInputs, UpdateRule
 from .schedules import Memory, Plateau
 from .state_checks import MEMORY, Kept, KnownParameter, Named, are_ordered, check_fit, check_same, checked
+from .step_counts import STEP, StepCounts
 from .window import Window
 
 
@@ -46,7 +46,7 @@ class OptimizerState:
         self._loaded_missed: dict[int, int] = {}  # of parameters without their moments yet, by number
         self._expected: list[Named] = []  # name and shape of each parameter of the state that was loaded, in order
         self.window = Window()
-        self.missed = Missed()
+        self.step_counts = StepCounts()
         self.average: Average | None = None  # of the weights, where one is asked for
         self.claim = locks.Claim(
             "this trainer or optimiser", "one for each thread, or to wait until the call of the other has ended"
@@ -151,7 +151,7 @@ class OptimizerState:
     def settings(self) -> dict[str, float]:
         """The optimiser's settings for the next step: "opt.lr" -> number."""
         numbers = self.optimizer.at(self.steps, self.epoch, self.memories)
-        return numbers | self.missed.settings(self.steps) if self.missed.steps else numbers
+        return numbers | self.step_counts.settings(self.steps) if self.step_counts.missed else numbers
 
     def rates(self, step: int, epoch: int) -> dict[str, float]:
         """The learning rates of one step by name: "lr", and "head.*.lr" of a parameter group that has its own. step and
@@ -173,22 +173,26 @@ class OptimizerState:
                     optimizer.settings.checked(name, number)
             columns[f"opt.{name}"] = np.array(column, np.float64)
         columns[STEP] = np.arange(self.steps + 1, self.steps + 1 + count)
-        return columns | self.missed.settings_ahead(self.steps, count)
+        return columns | self.step_counts.settings_ahead(self.steps, count)
 
     def advance(self, parameters: Collection[Parameter], count: int = 1) -> None:
-        """So many steps of these parameters were done."""
+        """Count `count` steps that updated these parameters."""
         self.steps += count
         if len(parameters) < len(self.moments):
-            self.missed.add(parameters, count)
+            self.step_counts.add(parameters, count)
 
-    def behind(self, parameters: Collection[Parameter]) -> tuple[Stored, ...]:
-        """Those of these parameters, about to be updated, that have missed steps which their rule counts: the update's
-        nodes depend on it."""
+    def with_missed_steps(self, parameters: Collection[Parameter]) -> tuple[Stored, ...]:
+        """Those of these parameters, about to be updated, whose rule counts steps and that missed some: the nodes of
+        the update depend on them."""
         if self.steps:
             for p in parameters:
                 if p.stored not in self.moments:
                     self._moments_of(p)
-        return self.missed.among(parameters)
+        return self.step_counts.among(parameters)
+
+    def update_key(self, updated: Collection[Parameter]) -> Hashable:
+        """What the nodes of an update of these parameters depend on: equal keys, equal nodes."""
+        return self.ema_only(updated), self.with_missed_steps(updated)
 
     def observe(self, loss: float) -> None:
         """An epoch has ended with this loss: for Plateau schedules."""
@@ -206,20 +210,20 @@ class OptimizerState:
         by_rule: dict[tuple[UpdateRule, str], list[tuple[Parameter, Value]]] = {}
         for p, g in zip(parameters, grads, strict=True):
             self._moments_of(p)
-            by_rule.setdefault((self.rule_of(p), self.missed.setting_of(p)), []).append((p, g))
+            by_rule.setdefault((self.rule_of(p), self.step_counts.setting_of(p)), []).append((p, g))
         written: list[Value] = []
         for (rule, t), pairs in by_rule.items():
             kept = [self.moments[p.stored] for p, _ in pairs]
             state = {name: [arrays[name] for arrays in kept if name in arrays] for name in rule.state_names}
             written += rule.update(UpdateInputs([p for p, _ in pairs], [g for _, g in pairs], weight, state, t))
         if self.average is not None:
-            rest = self.resting(parameters)
+            rest = self.ema_only(parameters)
             others = [p for p in self.parameters if p.stored in rest]
             written += self.average.updates([*parameters, *others], written)
         return tuple(written)
 
-    def resting(self, updated: Iterable[Parameter]) -> tuple[Stored, ...]:
-        """What a step that updates these leaves as it is, though it has an average: frozen since, or not reached."""
+    def ema_only(self, updated: Iterable[Parameter]) -> tuple[Stored, ...]:
+        """Parameters whose average moves in a step that does not update them: frozen since, or not reached."""
         if self.average is None:
             return ()
         mine, means = {p.stored for p in updated}, self.average.arrays
@@ -282,7 +286,7 @@ class OptimizerState:
             made = self.rule_of(p).make_state([p])
             self.moments[p.stored] = {name: arrays[0] for name, arrays in made.items() if arrays}
             if self.rule_of(p).counts_steps:
-                self.missed.begin(p.stored, self.steps)
+                self.step_counts.begin(p.stored, self.steps)
         return self.moments[p.stored]
 
     # ---- forgetting, saving, loading -----------------------------------------------------------------------
@@ -294,7 +298,7 @@ class OptimizerState:
     def reset(self) -> None:
         """Forget moments, steps and what plateaus have seen, as if no step had been taken; `epoch` stays."""
         self.steps = 0
-        self.missed.restart(0)
+        self.step_counts.restart(0)
         self._loaded.clear()
         self._loaded_missed.clear()
         self._expected = []
@@ -339,8 +343,9 @@ class OptimizerState:
         self.loading(arrays)()
 
     def missed_steps(self) -> dict[str, int]:
-        """How many steps parameters have missed, as in state_dict: "missed.3" -> count, without those of none."""
-        mine = {i: self.missed.steps[p.stored] for i, p in enumerate(self.parameters) if p.stored in self.missed.steps}
+        """Missed steps of the parameters that have some, as in state_dict: "missed.3" -> count."""
+        missed = self.step_counts.missed
+        mine = {i: missed[p.stored] for i, p in enumerate(self.parameters) if p.stored in missed}
         return {f"missed.{i}": count for i, count in (mine | self._loaded_missed).items()}
 
     def remembered(self, memories: Mapping[str, Memory]) -> dict[str, np.ndarray]:
@@ -357,7 +362,7 @@ class OptimizerState:
                 self.drop_sums()
                 self.window.clear()
                 self.steps, self.epoch = given.steps, given.epoch
-                self.missed.restart(self.steps)  # but for those whose moments are loaded
+                self.step_counts.restart(self.steps)  # but for those whose moments are loaded
                 self.memories.update(given.memories)
                 self._expected = given.parameters
                 self._loaded = {name: array.copy() for name, array in given.moments.items()}
@@ -379,7 +384,7 @@ class OptimizerState:
                 self._moments_of(p)[kind].stored.write(array)
                 del self._loaded[f"{kind}.{i}"]
                 if self.rule_of(p).counts_steps:
-                    self.missed.put(p.stored, self._loaded_missed.get(i, 0))
+                    self.step_counts.put(p.stored, self._loaded_missed.get(i, 0))
         self._loaded_missed.pop(i, None)
 
 

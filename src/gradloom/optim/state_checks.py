@@ -1,4 +1,4 @@
-"""What the saved state of an optimiser must be: all checks, before anything of it is taken over."""
+"""Checks of the saved state of an optimiser, before anything of it is loaded."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class KnownParameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Kept:
-    """What an optimiser keeps, which a state that it loads has to fit.
+    """The layout of an optimiser's state, which a loaded state must match.
 
     kind, kinds  of the optimiser; the names of all that it keeps of any parameter
     nonnegative  those of kinds whose elements are at least 0
     parameters   that it counts so far; is_closed: no other may join
     plateaus     the settings that a Plateau gives
-    shapes_of    name and shape of a parameter that is not known yet -> what is kept of it
+    shapes_of    name and shape of a parameter that is not known yet -> its state
     """
 
     kind: str
@@ -100,7 +100,7 @@ def checked(arrays: Mapping[str, np.ndarray], kept: Kept) -> SavedState:
 
 
 def _checked_about(array: np.ndarray | None, kept: Kept) -> list[Named]:
-    """The names and shapes that the state's entry "optimizer" tells; GraphError for another optimiser's."""
+    """The names and shapes in the state's entry "optimizer"; GraphError for another optimiser's."""
     if array is None:
         return []
     try:
@@ -110,10 +110,10 @@ def _checked_about(array: np.ndarray | None, kept: Kept) -> list[Named]:
     except (ValueError, TypeError, KeyError):
         seen = f"{array.dtype}{list(array.shape)}"
         raise GraphError(
-            f"load: optimizer is {seen} that says no kind and parameters; need what gl.save wrote"
+            f"load: optimizer is {seen} without kind and parameters; need the state that gl.save wrote"
         ) from None
     if kind != kept.kind:
-        raise GraphError(f"load: the state is of {kind}, this optimiser is {kept.kind}; need one of the same kind")
+        raise GraphError(f"load: the state is of {kind}, this optimiser is {kept.kind}; the kinds must be equal")
     if keeps != kept.kinds:
         saved, mine = (", ".join(names) or "no moments" for names in (keeps, kept.kinds))
         raise GraphError(f"load: the state is of {kind} that keeps {saved}, this one keeps {mine}; need the same")
@@ -181,7 +181,7 @@ def checked_missed(given: Mapping[str, np.ndarray], steps: int) -> dict[int, int
 
 
 def checked_memory(given: Mapping[str, np.ndarray], name: str) -> Memory:
-    """What a Plateau has seen, f64[4]; GraphError or SettingError."""
+    """The state of a Plateau, f64[4]; GraphError or SettingError."""
     array = given.get(f"plateau.{name}")
     if array is None:
         raise GraphError(f"load: no 'plateau.{name}'; need the state of an optimiser with a Plateau for {name}")

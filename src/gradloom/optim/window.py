@@ -1,4 +1,4 @@
-"""Window: what was accumulated since the last step; GradientSource: what an optimiser needs of a tape's gradients."""
+"""Window: gradients accumulated since the last step; GradientSource: an optimiser's interface to a tape's gradients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..graph.value import Value
 
 
 class GradientSource(Protocol):
-    """What an optimiser needs of a tape's gradients: they run its step as one program with what they come from. state:
+    """An optimiser's interface to a tape's gradients: one program computes the gradients and the step. state:
     the OptimizerState."""
 
-    weight: Any  # what each is divided by
+    weight: Any  # the divisor of each
     limit: Any  # each element is held between -limit and limit before that
 
     def values(self) -> Iterable[Value | None]: ...
@@ -29,15 +29,15 @@ class GradientSource(Protocol):
 
     @staticmethod
     def clip_window(state: Any, max_norm: float) -> float:
-        """The global norm of what was accumulated; the step will bring it down to max_norm."""
+        """The global norm of the accumulated gradients; the step reduces it to max_norm."""
 
     @staticmethod
     def apply_window(state: Any) -> None:
-        """One step with what was accumulated."""
+        """One step with the accumulated gradients."""
 
 
 class Window:
-    """What was accumulated since the last step: of which parameters, and how the step is to take it."""
+    """Gradients accumulated since the last step: their parameters, and how the step applies them."""
 
     def __init__(self) -> None:
         self.parameters: dict[Stored, Parameter] = {}

@@ -22,8 +22,8 @@ import numpy as np
 
 from ..base import interrupts
 from ..base.errors import SettingError, ShapeError, TrainError
+from ..base.training_options import TIMEOUT
 
-TIMEOUT = 60.0  # seconds
 BUCKET_BYTES = 1 << 20  # what one message of a reduction holds
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..base.errors import SettingError
-from .communicator import TIMEOUT, Alone, Communicator, checked_timeout
+from ..base.training_options import TIMEOUT
+from .communicator import Alone, Communicator, checked_timeout
 
 _joined: Communicator | None = None  # this process among those of mpiexec, from its first call on
 

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..base.errors import SettingError, ShapeError, TrainError
-from .communicator import TIMEOUT, Communicator, LocalSum, Reduction, checked_timeout, described, shard
+from ..base.training_options import TIMEOUT
+from .communicator import Communicator, LocalSum, Reduction, checked_timeout, described, shard
 
 
 def threads(size: int, timeout: float = TIMEOUT) -> list[Communicator]:

@@ -49,7 +49,7 @@ assert ARG.itemsize == 120 and INSTRUCTION.itemsize == 48
 
 @dataclass(frozen=True)
 class KernelNeeds:
-    """What a backend says about one instruction: parts per phase, bytes of scratch per thread and of workspace."""
+    """A backend's requirements for one instruction: parts per phase, bytes of scratch per thread and of workspace."""
 
     parts: tuple[int, ...] = (1,)
     scratch_bytes: int = 0
@@ -149,7 +149,7 @@ def _strides(laid: Laid, value: Value) -> Shape:
 
 @lru_cache(maxsize=4096)
 def record(form: Form) -> tuple:
-    """A row of the argument array that says nothing yet of the place."""
+    """A row of the argument array whose place is not yet set."""
     code, shape, strides, flags = form
     pad = MAX_RANK - len(shape)
     padded = shape + (1,) * pad
@@ -172,7 +172,7 @@ Place = tuple[int, int]  # segment, byte offset
 def lower(
     laid: Laid, order: Order, calls: Sequence[Call], needs: Sequence[KernelNeeds], placement: Placement, guard: int = 0
 ) -> tuple[Bytecode, dict[Value, Place]]:
-    """Write the bytecode; and say where each output of the program begins. calls[i] and needs[i] belong to
+    """Write the bytecode, and the offset of each output of the program. calls[i] and needs[i] belong to
     order.steps[i]."""
     lowerer = _Lowerer(laid, order, calls, needs, placement, guard)
     return lowerer.run(), {v: lowerer.place(v) for v in laid.program.outputs}
@@ -269,7 +269,7 @@ class _Lowerer:
         return place
 
     def place(self, value: Value) -> Place:
-        """Where a value's first element lies; an empty one lies where its base does."""
+        """The offset of a value's first element; that of its base for an empty value."""
         at = self.laid.layouts[value]
         segment, offset = self.locate(at.base)
         return segment, offset + (value.dtype.bytes_of(at.offset) if at.offset and value.size else 0)
@@ -293,7 +293,7 @@ class _Lowerer:
         self.instructions.append((kernel, node.id & NODE_MASK, first, *counts, flags, len(needs.parts), parts))
 
     def arena_buffers(self) -> list[tuple[int, int, int]]:
-        """(offset, bytes, last step) of each buffer; what is dead when a step begins comes first."""
+        """(offset, bytes, last step) of each buffer; ranges that are free when a step begins come first."""
         last: dict[Value, int] = {}  # root buffer -> its last step; values in place share the root's bytes
         roots: dict[Value, Value] = {}
         for value, buffer in self.order.buffers.items():  # in the order of their birth
@@ -301,12 +301,12 @@ class _Lowerer:
             last[root] = max(last.get(root, 0), buffer.death)
         buffers = [(self.placement.offsets[v], v.bytes, death) for v, death in last.items()]
         buffers += [(o, self.needs[step].workspace_bytes, step) for step, o in self.placement.workspace_offsets.items()]
-        if self.guard:  # what lies between the buffers keeps its pattern
+        if self.guard:  # the bytes between the buffers keep their pattern
             return [(offset, size, EACH_STEP) for offset, size, _ in buffers] + buffers
         return [(0, self.placement.arena_bytes, EACH_STEP)] + [(o, aligned(size), death) for o, size, death in buffers]
 
     def guard_ranges(self, buffers: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """What lies up to `guard` bytes before or after a buffer and in no buffer, at any step."""
+        """The bytes up to `guard` before or after a buffer that are in no buffer at any step."""
         used = _union([(offset, offset + size) for offset, size, _ in buffers])
         near = _union(
             [(offset - self.guard, offset + aligned(size) + self.guard) for offset, size, _ in buffers if size]

@@ -2,13 +2,13 @@
 
 It shares no code with what placed the buffers or chose the order. It knows the graph, reads the bytecode, and demands:
 every instruction runs the kernel of its node, with its attributes, in the parts and with the workspace that the
-backend asked for; every read finds exactly the value that the graph says it reads, at the place inside that value
-where the graph's views say it is, in a layout that the op takes; every write is dense, stays in the arena or in the
+backend asked for; every read finds exactly the value that the graph names, at the place inside that value
+given by the graph's views, in a layout that the op takes; every write is dense, stays in the arena or in the
 storage that an update op declares, and overwrites an input of its own instruction only where the op allows it; updates
 come after the guard; outputs, updates, untouched parameters, inputs and guard bytes are there at the end. One replay
 catches overlap, wrong order, illegal in-place, stale views, early reuse and lost writes.
 
-Where a view lies is asked of NumPy: the op's reference is applied to an array that is never touched.
+NumPy computes the offset of a view: the op's reference is applied to an array that is never read.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Intervals:
         self.ranges: dict[int, list[tuple[int, int, object]]] = defaultdict(list)
 
     def write(self, segment: int, start: int, end: int, owner: object) -> None:
-        """[start, end) now holds owner; what it overlaps loses those bytes."""
+        """[start, end) now holds owner; overlapping entries lose these bytes."""
         if start == end:
             return
         starts, ranges = self.starts[segment], self.ranges[segment]
@@ -101,7 +101,7 @@ class _Intervals:
 
 
 class _Torn:
-    """What is left of a value after part of its bytes were overwritten by another."""
+    """The rest of a value after part of its bytes were overwritten by another."""
 
     def __init__(self, value: object, by: object) -> None:
         self.value: object = value.value if isinstance(value, _Torn) else value
@@ -109,7 +109,7 @@ class _Torn:
 
 
 class _Dead:
-    """Bytes that the plan calls dead, and what they held."""
+    """Bytes that the plan frees, and the value that they held."""
 
     def __init__(self, held: object) -> None:
         self.held = held
@@ -132,7 +132,7 @@ def _called(node: Node) -> str:
     return f"{node.op.name}#{node.id}{f' {node.name}' if node.name else ''} at {node.where}"
 
 
-# What an instruction or the caller does, for messages; made only where one is raised.
+# Actions of an instruction or the caller, for messages; built only when one is raised.
 
 
 def _reads(node: Node, name: str, value: Value) -> str:
@@ -190,19 +190,19 @@ class _Views:
         return base, *place
 
     def viewed(self, base: Value, chain: Sequence[Value]) -> tuple[int, tuple[int, ...]]:
-        """(offset, strides) of the first of a chain of views; base: what the last of them views."""
+        """(offset, strides) of the first of a chain of views; base: the value that the last of them views."""
         whole = array = np.frombuffer(self.reserve(base.size), np.uint8, base.size).reshape(base.shape)
         for value in reversed(chain):
             node = value.node
             array = node.op.call("reference", dict(node.attrs) | {node.op.inputs[0].name: array})
             if array.shape != value.shape:
-                raise PlanError(f"proof: {_called(node)} views {array.shape} where the graph says {value.shape}")
+                raise PlanError(f"proof: {_called(node)} views {array.shape} where the graph states {value.shape}")
         if not np.may_share_memory(array, whole):
             raise PlanError(f"proof: {_say(chain[0])} is laid out as a view, but no view of {_say(base)} exists")
         return _address(array) - _address(whole), array.strides
 
     def reserve(self, size: int) -> Any:
-        """A byte for each element: address space only. ShapeError where there is not so much of it."""
+        """A byte for each element: address space only. ShapeError where it is too small."""
         if len(self.reserved) < size:
             flags = {}
             if hasattr(mmap, "MAP_PRIVATE"):
@@ -288,7 +288,8 @@ class _Read(NamedTuple):
 
 
 def _decode(args: np.ndarray) -> list[_Arg]:
-    """The rows of the argument array. What follows from rank, shape and strides is made once for rows of equal ones."""
+    """The rows of the argument array. Fields that follow from rank, shape and strides are computed once for equal
+    rows."""
     columns = [args[name].tolist() for name in ("segment", "dtype", "flags", "offset", "bytes", "rank")]
     shapes, strides, raw, size = args["shape"], args["strides"], args.tobytes(), args.dtype.itemsize
     start = size - shapes.itemsize * shapes.shape[1] - strides.itemsize * strides.shape[1]  # they are the end of a row
@@ -306,7 +307,7 @@ def _decode(args: np.ndarray) -> list[_Arg]:
 
 @lru_cache(maxsize=4096)
 def _slots(op: Declaration, inputs: int, outputs: int) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
-    """The declarations of so many inputs and outputs of an op."""
+    """The declarations of the inputs and outputs of an op."""
     return tuple(op.slot(op.inputs, i) for i in range(inputs)), tuple(op.slot(op.outputs, i) for i in range(outputs))
 
 
@@ -349,9 +350,8 @@ def check(
 ) -> None:
     """Prove the bytecode of a program, or raise PlanError naming both nodes.
 
-    program: what the bytecode must compute; constants lie in the order of its nodes. places: where the caller will look
-    for each output. needs: what the backend asked for each node.
-    """
+    program: the nodes that the bytecode must compute; constants are stored in their order. places: where the caller
+    reads each output. needs: the backend's requirements for each node."""
     _Checker(bytecode, program, places, needs or {}).run()
 
 
@@ -399,7 +399,7 @@ class _Checker:
         self.check_end()
 
     def bury(self, instruction: int) -> None:
-        """What the plan calls dead is overwritten here, as a poisoned run will do: nobody may read it again."""
+        """Freed ranges are invalidated, as a poisoned run does: nothing may read them again."""
         for segment, offset, size in self.dead.pop(instruction, ()):
             if segment != ARENA or not 0 <= offset <= offset + size <= self.segment_bytes[ARENA]:
                 raise PlanError(
@@ -566,7 +566,7 @@ class _Checker:
         if touched != arg.bytes or offset + touched > self.segment_bytes[segment]:
             held = self.map.at(segment, offset)
             raise PlanError(
-                f"proof: {who()}, {touched} bytes at {self.bytecode.segment_name(segment)}+{offset}, says {arg.bytes}"
+                f"proof: {who()}, {touched} bytes at {self.bytecode.segment_name(segment)}+{offset}, states {arg.bytes}"
                 f"; the segment holds {self.segment_bytes[segment]}, there {_say(None if held is None else held[2])}"
             )
         return segment, offset, offset + touched
@@ -686,7 +686,7 @@ class _Checker:
 
     @staticmethod
     def put(who: Callable[[], str], segment: int, start: int, end: int, owner: object, written: Written) -> None:
-        """Note what an instruction writes; nothing of it may meet what it writes besides."""
+        """Record the ranges that an instruction writes; they must not overlap each other."""
         ranges = written.setdefault(segment, [])
         for other_start, other_end, other in ranges:
             if other_start < end and start < other_end:

@@ -1,9 +1,9 @@
 """The proof of a schedule: it shares no code with what split the program, planned the parts or ordered the events.
 
-Every node of the placed program is computed once, on its device, out of the values that the graph says. Each part's
+Every node of the placed program is computed once, on its device, from the values that the graph names. Each part's
 bytecode is proved by plan/check.py. Events are held against happens-before: the order of each device, a send before its
-wait, Commit of all devices before what follows it on any. Under it no instruction reads a transfer's bytes before the
-wait, none is sent before it is computed, and what is sent is not overwritten in this step; no stored array is written
+wait, Commit of all devices before later events on any. Under it no instruction reads a transfer's bytes before the
+wait, none is sent before it is computed, and a sent value is not overwritten in this step; no stored array is written
 before every guard, and everything else that is no consequence of an update, has run on every device.
 """
 
@@ -40,12 +40,12 @@ def _say(node: Node) -> str:
     return f"{node.op.name}#{node.id}{f' {node.name}' if node.name else ''} at {node.where}"
 
 
-# ---- what is computed --------------------------------------------------------------------------------------------
+# ---- computed values ---------------------------------------------------------------------------------------------
 
 
 def _computed(schedule: Schedule, device: str) -> dict[Value, Value]:
     """Of each value of a device's program the value of the placed program that it is; PlanError where a node computes
-    something else than the node that it stands for."""
+    something other than the node that it represents."""
     part, leaves = schedule.parts[device], {n for n in schedule.program.nodes if n.op.leaf}
     arriving = {t.key: t.copy.outputs[0] for t in schedule.transfers if t.destination == device}
     known: dict[Value, Value] = {}
@@ -169,7 +169,7 @@ def _check_transfer(schedule: Schedule, k: int, one: Transfer, values: Mapping[s
 
 
 class _Moments:
-    """What has happened before each event, and whether that is enough."""
+    """The events that happened before each event, and whether they suffice."""
 
     def __init__(self, schedule: Schedule, values: Mapping[str, Mapping[Value, Value]]) -> None:
         self.schedule, self.values = schedule, values
@@ -222,7 +222,7 @@ class _Moments:
 
     def check_order(self, walk: Collection[tuple[str, Event]]) -> None:
         """The walk has the events of each device in their order, a send before its wait, all commits before what
-        follows one: so there is no cycle, and happens-before is what the walk keeps to."""
+        follows one: so there is no cycle, and the walk follows happens-before."""
         at = dict.fromkeys(self.schedule.events, 0)
         sent: set[int] = set()
         committed: set[str] = set()
@@ -232,7 +232,7 @@ class _Moments:
                 raise PlanError(f"schedule: the walk has {event} of {device} out of the device's order")
             if device in committed and len(committed) < len(self.schedule.events):
                 missing = next(d for d in self.schedule.events if d not in committed)
-                raise PlanError(f"schedule: {device} goes on to {event} before {missing} has committed")
+                raise PlanError(f"schedule: {device} continues with {event} before {missing} has committed")
             at[device] += 1
             if isinstance(event, Send):
                 sent.add(event.transfer)
@@ -269,7 +269,7 @@ class _Moments:
                     )
 
     def check_sends(self, device: str) -> None:
-        """What is sent has been computed, and lies there until the step ends."""
+        """A sent value has been computed and stays in place until the step ends."""
         plan = self.schedule.parts[device].plan
         for k, one in enumerate(self.schedule.transfers):
             if one.source != device or not one.bytes:

@@ -1,9 +1,9 @@
-"""Where a value lies inside its buffer, and the copies that make every kernel's inputs fit.
+"""The place of a value inside its buffer, and the copies that make every kernel's inputs fit.
 
 Views (reshape, permute, slice, broadcast_to) need no kernel: their value is an offset and strides inside the buffer
 of the value that they look at. Where a consumer cannot take such strides, a copy node is put in between; so it is where
-an update reads, beside the storage that it writes, a value that some update overwrites (a gradient that is itself a
-parameter): updates may then run in any order.
+an update reads, in addition to the storage that it writes, a value that some update overwrites (a gradient that is
+itself a parameter): updates may then run in any order.
 
 Quantised values are never copied. Offsets and strides count their elements as well; a view of them keeps whole blocks.
 """
@@ -24,7 +24,7 @@ from ..transform.program import Program, copy_node
 
 
 class Layout(NamedTuple):
-    """Where a value lies: in the buffer of `base`, `offset` elements in, with `strides` in elements."""
+    """The place of a value: in the buffer of `base`, `offset` elements in, with `strides` in elements."""
 
     base: Value
     offset: int

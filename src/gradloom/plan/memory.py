@@ -55,7 +55,7 @@ def place(
     piece: int = 0,
 ) -> Placement:
     """Place all buffers. `guard` bytes stay free on both sides of each (for guard patterns). piece: bytes of each piece
-    of the arena (0: it is one): a buffer that fits in a piece lies in one, a larger one begins with a piece.
+    of the arena (0: it is one): a buffer that fits in a piece is placed in one, a larger one begins with a piece.
 
     Raises ShapeError when offsets could pass 2^63.
     """
@@ -147,8 +147,8 @@ def _merge(buffers: Mapping[Value, Lifetime], roots: Mapping[Value, Value]) -> l
 Placed = tuple[int, int, int, int]  # first byte, end, birth, death
 
 STRETCHES = 16  # into which the steps of a program are divided to find what lives at the same time
-TRIES = 60  # at most so many orders to place in
-WORK = 12_000  # and about so many placements in all, but two orders at least
+TRIES = 60  # maximum number of orders to place in
+WORK = 12_000  # and approximate number of placements in all, but at least two orders
 
 
 def _pack(
@@ -209,7 +209,7 @@ def _topmost_earlier(
 
 
 def _in_piece(start: int, bytes: int, piece: int) -> int:
-    """The first byte from `start` on where so many lie in one piece, or begin with one where a piece has fewer."""
+    """The first byte from `start` on where `bytes` fit in one piece, or begin with one where a piece is smaller."""
     room = piece - start % piece
     return start if bytes <= room or room == piece else start + room
 

@@ -68,7 +68,7 @@ def is_absent(value: Value, laid: Laid) -> bool:
 
 def kernel_order(nodes: Sequence[Node], base: Callable[[Value], Value]) -> tuple[list[Node], set[Node]]:
     """(the nodes that have kernels, in the order in which they run; those of them that come late: updates and what
-    depends on these). base: the value whose buffer a value lies in. GraphError where there is no order."""
+    depends on these). base: the value whose buffer holds a value. GraphError where there is no order."""
     kernels = [n for n in nodes if not n.op.leaf and not n.op.view]
     waits: dict[Node, set[Node]] = {n: set(_producers(n, base)) for n in kernels}
     updates = [n for n in kernels if n.op.updates]
@@ -91,7 +91,7 @@ def kernel_order(nodes: Sequence[Node], base: Callable[[Value], Value]) -> tuple
             target = update_target(value)
             if target is None:
                 continue
-            # Everybody who reads what the storage holds before this update goes first.
+            # All readers of the storage's contents before this update precede it.
             waits[update].update(r for r in readers.get(target, ()) if r is not update)
 
     users: dict[Node, list[Node]] = {n: [] for n in kernels}
@@ -132,7 +132,7 @@ def _producers(node: Node, base: Callable[[Value], Value]) -> Iterator[Node]:
 
 
 def _late(kernels: list[Node], updates: list[Node], waits: dict[Node, set[Node]]) -> set[Node]:
-    """Updates and what depends on them: they go last among what is ready."""
+    """Updates and their dependants: scheduled last among the ready nodes."""
     late = set(updates)
     for node in kernels:
         if waits[node] & late:

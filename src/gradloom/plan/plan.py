@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of the arena and of all threads' scratch: all that a run needs beside parameters, inputs, constants."""
+        """Bytes of the arena and of all threads' scratch: the memory of a run without parameters, inputs, constants."""
         return self.placement.arena_bytes + self.bytecode.scratch_bytes * self.threads
 
     @property
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def unshared_bytes(self) -> int:
-        """What the same program takes when no two buffers share bytes."""
+        """Bytes of the same program when no two buffers share bytes."""
         return self.placement.unshared_bytes + self.bytecode.scratch_bytes * self.threads
 
     @property
@@ -102,7 +102,7 @@ def make_plan(program: Program, needs_of: Needs, switches: Switches, piece: int 
 
 
 def _needs(order: Order, calls: Sequence[Call], needs_of: Needs) -> tuple[KernelNeeds, ...]:
-    """What each instruction needs."""
+    """The requirements of each instruction."""
     cached: dict[object, KernelNeeds] = {}
     needs = []
     for node, call in zip(order.steps, calls, strict=True):

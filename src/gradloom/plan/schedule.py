@@ -55,7 +55,7 @@ Event = Run | Send | Wait | Commit
 
 @dataclass(frozen=True)
 class Part:
-    """What one device computes. origins: of each node the node of the placed program that it stands for; leaves stand
+    """The program of one device. origins: of each node the node of the placed program that it stands for; leaves stand
     for themselves, the leaf of a transfer and a copy that makes a transfer's bytes dense for none."""
 
     program: Program
@@ -81,7 +81,7 @@ class Transfer:
 
 @dataclass(frozen=True, repr=False)
 class Schedule:
-    """A proved schedule. `print(schedule)` shows what runs where.
+    """A proved schedule. `print(schedule)` shows the device of each node.
 
     program, device: the placed program, and the device of each of its nodes but of leaves that every device has.
     parts, events: by device. walk: the events of all devices in the order in which one thread carries them out.
@@ -116,7 +116,7 @@ class Schedule:
 
     @property
     def unshared_bytes(self) -> int:
-        """What the parts take when no two buffers share bytes."""
+        """Bytes of the parts when no two buffers share bytes."""
         return self._sum("unshared_bytes")
 
     @property

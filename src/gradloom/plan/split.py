@@ -1,6 +1,6 @@
 """From a placed program to a proved schedule: a program and a plan for each device, transfers, orders of events.
 
-A node of the op `copy` whose input lies on another device is a transfer: its input is an output of the source's
+A node of the op `copy` whose input is on another device is a transfer: its input is an output of the source's
 program, its output an input (a leaf) of the destination's. So each device's program is planned and proved like any
 other, and a value that is sent lasts to the end of the step.
 
@@ -31,8 +31,8 @@ def make_schedule(
     program: Program, device: Mapping[Node, str], plan_of: PlanOf, ahead: Collection[str] = ()
 ) -> Schedule:
     """Split, plan and prove. device: of each node, but of leaves that every device has. plan_of: plans and proves the
-    program of a device. ahead: the devices that work while this thread goes on; their events come first where they may.
-    GraphError for a program that has no order, or whose devices do not fit one another."""
+    program of a device. ahead: the devices that work asynchronously to this thread; their events come first where they
+    may. GraphError for a program that has no order, or whose devices do not fit one another."""
     splitter = _Splitter(program, device)
     splitter.run()
     parts = {}
@@ -117,7 +117,8 @@ class _Splitter:
         return source is not None and source != self.device[node]
 
     def value(self, name: str, value: Value) -> Value:
-        """What a value of the placed program is to the program of a device; leaves and views are put there now."""
+        """The counterpart of a value of the placed program in the program of a device; leaves and views are added
+        now."""
         part = self.part(name)
         known = part.new.get(value)
         if known is not None:

@@ -35,7 +35,7 @@ class Buffer(Protocol):
         """How many bytes it has now."""
 
     def ensure(self, bytes: int) -> None:
-        """Grow to at least so many bytes; what lay there before is lost."""
+        """Grow to at least `bytes`; earlier contents are lost."""
 
 
 class Backend(Protocol):
@@ -49,10 +49,10 @@ class Backend(Protocol):
 
     @property
     def piece_bytes(self) -> int:
-        """Bytes of each piece of an arena: a value lies whole in one, or begins with one; 0: the arena is one piece."""
+        """Bytes of each piece of an arena: a value is whole in one, or begins with one; 0: the arena is one piece."""
 
     def available(self) -> tuple[bool, str]:
-        """Whether it can compute here; and what it is here, or why it cannot."""
+        """Whether it can compute here; and its description, or the reason why it cannot."""
 
     def signatures(self) -> Collection[tuple[str, str]] | None:
         """(op, dtypes) of every kernel that it has; None: no op needs one."""
@@ -70,16 +70,16 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class DeviceBytes:
-    """Bytes of the buffers that programs hold together on a device, by what they hold.
+    """Bytes of the buffers that programs hold together on a device, by kind.
 
     arrays    the stored arrays: weights, the optimiser's moments, rows of data
     arena     activations, gradients and workspace of the largest program
     fixed     inputs, constants and settings of each program
-    code      what the kernels of all programs read of their arguments
+    code      the arguments that the kernels of all programs read
     records   outputs of the steps that are on their way, and their settings
     gathered  copies of operands that lie in too many pieces
     staging   the largest transfer to the host, while it lasts
-    uploaded  of the arrays: what is brought there before the first step; no more bytes
+    uploaded  of the arrays: bytes that are uploaded before the first step; part of `arrays`
     """
 
     arrays: int
@@ -93,7 +93,7 @@ class DeviceBytes:
 
     @property
     def lasting(self) -> int:
-        """What is there between two transfers."""
+        """Bytes that stay between two transfers."""
         return self.total - self.staging
 
     @property
@@ -123,8 +123,8 @@ _devices: dict[str, Callable[[Switches, int], DeviceBackend]] = {}
 _alike: dict[str, Callable[[], list[int]]] = {}
 _count: dict[str, Callable[[], int]] = {}
 _planning: dict[str, Callable[[Switches, Backend], Backend]] = {}
-# Settings of compile that a backend does not heed and that would change numbers, by the first part of its name.
-UNHEEDED = {"numpy": ("isa", "flush"), "gpu": ("isa", "flush")}
+# Settings of compile that would change numbers and that a backend does not support, by the first part of its name.
+UNSUPPORTED = {"numpy": ("isa", "flush"), "gpu": ("isa", "flush")}
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # of a device
 LATE = {"gpu": "gradloom.gpu.backend"}  # backends that register themselves when their module is imported, on first use
 
@@ -174,16 +174,16 @@ def backend(name: str, switches: Switches) -> Backend:
         made = _registered[name](switches)
     else:
         hint = value_hint("device", kind, [*_registered, *LATE])
-        raise BackendError(f"backend: {name!r} is not known; need one of {', '.join([*_registered, *LATE])}{hint}")
+        raise BackendError(f"backend: {name!r} is not known; must be one of {', '.join([*_registered, *LATE])}{hint}")
     there, why = made.available()
     if not there:
         raise BackendError(why)
     return made
 
 
-def heeds(name: str, setting: str) -> bool:
-    """Whether the backend of this name heeds a setting of compile."""
-    return setting not in UNHEEDED.get(computing(name).partition(":")[0], ())
+def has_effect(name: str, setting: str) -> bool:
+    """Whether a setting of compile has an effect on the backend of this name."""
+    return setting not in UNSUPPORTED.get(computing(name).partition(":")[0], ())
 
 
 def _number(name: str) -> int:
@@ -195,9 +195,9 @@ def _number(name: str) -> int:
 
 
 def check_heeded(who: str, names: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """SettingError for the first setting that is given and that one of these backends does not heed."""
+    """SettingError for the first given setting that has no effect on one of these backends."""
     for setting, given in settings.items():
-        if given is not None and not all(heeds(name, setting) for name in names):
+        if given is not None and not all(has_effect(name, setting) for name in names):
             text = f"{{{setting}}} requires device 'cpu'; it has no effect on {', '.join(map(repr, names))}"
             raise SettingError(text, setting=setting, seen=given, place=who)
 

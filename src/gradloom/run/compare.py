@@ -16,7 +16,7 @@ from ..graph.leaves import Parameter
 from ..graph.stored import held
 from ..graph.value import Value
 from ..transform.program import gather
-from .backend import heeds
+from .backend import has_effect
 from .compile import compile
 from .numpy_backend import evaluate
 
@@ -59,10 +59,11 @@ def check_gradients(
 
     loss: any shape; its elements are summed. parameters: by default all trainable ones that the loss reaches. Up to
     `entries` entries of each, the largest of its gradient and others that are randomly chosen, are moved by `step`
-    (relative to their size). An error is |analytic - numeric| / largest, where `largest` is the largest entry of that
-    parameter's gradient, but at least what makes the rounding of the loss in float64 an error of `tolerance`: so a
-    gradient that is exactly 0 passes. An entry beyond tolerance is tried with steps 10 and 100 times as large, too, and
-    the smallest of its errors counts: the rounding of terms that cancel is no error of the gradient.
+    (relative to entries above 1). An error is |analytic - numeric| / largest, where `largest` is the largest entry
+    of that parameter's gradient, but at least what makes the rounding of the loss in float64 an error of
+    `tolerance`: so a gradient that is exactly 0 passes. An entry beyond tolerance is also tried with steps 10 and
+    100 times as large, and a small one with a thousandth of its size, where the loss resolves that; the smallest of
+    its errors counts: the rounding of terms that cancel is no error of the gradient.
     Returns the largest error, as a float with the number of entries that were tried, and of those that this rounding
     hides (a small gradient of a large loss); see GradientCheck.
     Raises GradientError naming the worst entry if its error exceeds tolerance, or if there is no entry to try;
@@ -79,9 +80,9 @@ def check_gradients(
     known = evaluate([loss, *[g for g in grads if g is not None], *parameters], feeds)
     middle, rng = float(np.sum(known[loss])), np.random.default_rng(seed)
 
-    def differences(parameter: Value, i: tuple[int, ...], scale: float = 1.0) -> _Difference:
-        at = known[parameter]
-        h, ends = scale * step * max(1.0, abs(float(at[i]))), []
+    def differences(parameter: Value, i: tuple[int, ...], h: float | None = None) -> _Difference:
+        at, ends = known[parameter], []
+        h = step * max(1.0, abs(float(at[i]))) if h is None else h
         for sign in (1, -1):
             moved = at.copy()
             moved[i] += sign * h
@@ -110,10 +111,12 @@ def check_gradients(
         for i, one in each.items():
             unresolved += 0.0 < largest < rounding / one.h  # an error of largest / 2 passes
             error = one.error(float(analytic[i]), largest, rounding / tolerance)
-            for scale in (100.0, 10.0):
+            h = 1e-3 * abs(float(known[parameter][i]))  # of a small entry, where the loss resolves it
+            relative = [h] if 0.0 < h < step and rounding / tolerance <= 2 * h * largest else []
+            for h in (100.0 * one.h, 10.0 * one.h, *relative):
                 if not error <= tolerance:
-                    again = differences(parameter, i, scale).error(float(analytic[i]), largest, rounding / tolerance)
-                    error = again if again < error else error
+                    again = differences(parameter, i, h).error(float(analytic[i]), largest, rounding / tolerance)
+                    error = error if error <= again or math.isnan(again) else again
             if not error <= worst and not math.isnan(worst):
                 worst = error
                 place = f"{parameter.node.label}[{','.join(map(str, i))}]: gradient {float(analytic[i]):.9g}, finite "
@@ -151,7 +154,7 @@ def compare(
 
     Compares every float value of the graph, unfused: max |a - b| / max(1, max |a|). backends: each one behind the first
     is held against the first; "numpy" is float64, so that ("numpy", "cpu", "gpu") finds out which of two is wrong.
-    options go to compile, isa and flush to the CPU alone; precision rounds operands of products in float64, too. In
+    options go to compile, isa and flush to the CPU alone; precision rounds operands of products also in float64. In
     bf16 a number between two of bf16 may be rounded to the other one: behind more than one product that needs a larger
     tolerance.
     Raises SettingError for fewer than two backends.
@@ -166,7 +169,7 @@ def compare(
     feeds = dict(feeds or {})
     results = []
     for name in backends:
-        taken = {k: v for k, v in options.items() if heeds(name, k)}
+        taken = {k: v for k, v in options.items() if has_effect(name, k)}
         run = compile(every, backend=name, **taken | {"fuse": False})
         state = [n.attrs["stored"] for n in run.program.nodes if n.op.name == "parameter"]
         written = [stored for stored in state if stored.role != "frozen"]

@@ -15,7 +15,7 @@ from ..base.terminal import to_stderr
 from ..graph.graph import check_graph, check_updates
 from ..graph.scope import device_name
 from ..graph.value import Node, Value, builds_graphs, describe
-from ..transform.choose import check_said, said_devices, unsaid
+from ..transform.choose import check_explicit_devices, explicit_devices, without_devices
 from ..transform.passes import passes, rewrite, rounded
 from ..transform.place import place
 from ..transform.program import Program, gather
@@ -102,10 +102,10 @@ def compile(
     program = gather(values, updates)
     places = device_names("compile", device, backend, devices)
     if not places:
-        places = list(dict.fromkeys(["cpu", *said_devices(program.nodes)]))
+        places = list(dict.fromkeys(["cpu", *explicit_devices(program.nodes)]))
     check_heeded("compile", places, {"isa": isa, "flush": flush})
     if devices is not None:
-        check_said(program.nodes, places)
+        check_explicit_devices(program.nodes, places)
     made = {name: backend_of(name, chosen) for name in places}
     check_updates(program.nodes)
     if len(made) > 1:
@@ -113,14 +113,14 @@ def compile(
             text = "{arena} and several {devices} are mutually exclusive"
             raise SettingError(text, arena=..., devices=..., place="compile")
         return _compile_on(made, program, chosen)
-    (one,), program = made.values(), unsaid(program)
+    (one,), program = made.values(), without_devices(program)
     if not one.planned:
         return one.load(rounded(program, chosen.precision), None)
-    told = _Told(program, chosen)
-    program = rewrite(program, chosen.fuse, told, lambda node: has_kernel(one, node), chosen.precision)
+    observer = PassObserver(program, chosen)
+    program = rewrite(program, chosen.fuse, observer, lambda node: has_kernel(one, node), chosen.precision)
     check_graph(program.nodes)
     loaded = one.load(program, plan_for(one, program, chosen), arena)
-    loaded.effects = program.effects if told.effects is None else told.effects
+    loaded.effects = program.effects if observer.effects is None else observer.effects
     return loaded
 
 
@@ -148,8 +148,8 @@ def names_in_order(who: str, devices: object) -> list[str]:
     return [device_name(who, name) for name in devices]
 
 
-class _Told:
-    """Is told of the program after each pass: checks and prints it where the switches ask for that."""
+class PassObserver:
+    """Called with the program after each pass: checks and prints it where the switches ask for that."""
 
     def __init__(self, program: Program, chosen: Switches) -> None:
         self.last, self.chosen = program, chosen
@@ -167,17 +167,17 @@ class _Told:
 
 def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches) -> Any:
     """Place a program on several devices, schedule, prove and load it; on one of them where it uses no other."""
-    told = _Told(program, chosen)
-    on_one = unsaid(program)
+    observer = PassObserver(program, chosen)
+    on_one = without_devices(program)
     for each in passes(chosen.fuse, chosen.precision):
         on_one = each(on_one)
 
     def takes(node: Node) -> bool:
         return all(has_kernel(one, node) for one in made.values())
 
-    program = rewrite(program, chosen.fuse, told, precision=chosen.precision, takes=takes)
+    program = rewrite(program, chosen.fuse, observer, precision=chosen.precision, takes=takes)
     placed = place(program, list(made), lambda name, node: has_kernel(made[name], node))
-    told("place", placed.program)
+    observer("place", placed.program)
     check_graph(placed.program.nodes)
     used = list(dict.fromkeys(placed.device.values()))
     loaded: Executable

@@ -1,4 +1,4 @@
-"""What a node costs, and the table of the times that a run was found to take."""
+"""The cost of a node, and the table of measured times of a run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def node_cost(node: Node) -> tuple[float, float]:
 
 
 def cost_table(title: str, timed: Iterable[tuple[Node, int, str]]) -> str:
-    """Microseconds, GB/s and GFLOP/s of each instruction. timed: (node, nanoseconds, what is said of it).
+    """Microseconds, GB/s and GFLOP/s of each instruction. timed: (node, nanoseconds, remark).
 
-    An instruction of 0 nanoseconds has no rates; where all have 0, one line says that no time was measured."""
+    An instruction of 0 nanoseconds has no rates; where all have 0, one line states that no time was measured."""
     lines, timed = [f"{'us':>10} {'GB/s':>8} {'GFLOP/s':>8}  {title}"], list(timed)
     if not any(took for _, took, _ in timed):
         return "\n".join([*lines, "no time was measured; need profile(), and then a run"])

@@ -2,7 +2,7 @@
 
 Executables share one arena (the largest need, grown only at compile, in huge pages) and one lock (base/locks.py), held
 from the copying of the inputs to the end of the native call. One that has an arena of its own has a lock of its own and
-runs beside the others: it must share no array that is written with them.
+runs concurrently with the others and must share no written array with them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..graph.value import Node
 from ..plan.bytecode import SEGMENT_NAMES, SETTING_BYTES, SETTINGS, KernelNeeds, encode_attrs, signature
 from ..plan.plan import Plan
 from ..transform.program import Program
-from .backend import Buffer, heeds, no_memory
+from .backend import Buffer, has_effect, no_memory
 from .cost import cost_table
 from .planned import STOP_DEADLINE, STOP_DONE, STOP_REQUESTED, PlannedExecutable
 from .queue import Failure, Fetched, Interrupted, Queue, StepFailed
@@ -57,7 +57,7 @@ def arena() -> Arena:
 
 
 def check_memory(more: int) -> None:
-    """BackendError when a plan needs so many bytes more, and the machine does not have them."""
+    """BackendError when a plan needs more bytes than the machine has."""
     if more > CHECKED_BYTES:
         hint = "need smaller batches, a shorter context or a machine with more memory"
         need_memory(more, f"plan: {show_bytes(more)} more of memory are needed", hint, BackendError)
@@ -69,13 +69,13 @@ def choose_isa(wanted: str | None) -> str:
     if wanted is None:
         return have[0]
     if wanted not in have:
-        raise BackendError(f"isa: {wanted!r} cannot run here; need one of {', '.join(have)}")
+        raise BackendError(f"isa: {wanted!r} cannot run here; must be one of {', '.join(have)}")
     return wanted
 
 
 def isa_of(names: Iterable[str], wanted: str | None) -> str:
     """The instruction set of programs on these backends; "" where none of them runs on one."""
-    return choose_isa(wanted) if any(heeds(name, "isa") for name in names) else ""
+    return choose_isa(wanted) if any(has_effect(name, "isa") for name in names) else ""
 
 
 @functools.cache
@@ -166,7 +166,7 @@ class CpuExecutable(PlannedExecutable):
         self.output_starts = np.cumsum([0, *sizes[:-1]]).tolist() if sizes else []
 
     def segments(self) -> list[tuple[Any, ...]]:
-        """The segments of the bytecode as the core takes them: where each lies, and how long it is."""
+        """The segments of the bytecode as the core takes them: address and length of each."""
         bytecode = self.plan.bytecode
         fixed: list[tuple[Any, ...]] = [
             ("arena", self.arena),
@@ -202,7 +202,7 @@ class CpuExecutable(PlannedExecutable):
         """run_many with the table of settings made and the inputs written to the places that `fed` gives: (steps done,
         records or None without outputs).
 
-        It does not tell anybody that it reads and writes stored arrays.
+        It does not notify readers and writers of stored arrays.
         """
         self.check_files()
         return self._run_native(steps, rows, 0.0)
@@ -248,7 +248,7 @@ class CpuExecutable(PlannedExecutable):
         self, first: int, last: int, row: np.ndarray | None, interrupted: Interrupted | None
     ) -> tuple[int, int, int, int]:
         """Run the instructions first .. last - 1 of one step, which begins with 0 and ends with the last one of all:
-        (why it has stopped, node, index, value). row: the settings of the step. interrupted: where it tells
+        (why it has stopped, node, index, value). row: the settings of the step. interrupted: where it returns
         of a signal, the step is given up.         The caller holds the lock, and has brought the stored arrays home."""
         switches = self.switches
         try:
@@ -262,7 +262,7 @@ class CpuExecutable(PlannedExecutable):
             raise no_memory("run") from None
 
     def bytes_of(self, segment: int, offset: int, size: int, row: np.ndarray | None) -> np.ndarray:
-        """What lies at a place of the plan now: u8 [size], not a copy. row: the settings of the step."""
+        """The bytes at a place of the plan: u8 [size], not a copy. row: the settings of the step."""
         if segment == SETTINGS:
             assert row is not None
             whole = row.reshape(-1).view(np.uint8)
@@ -314,7 +314,7 @@ class CpuExecutable(PlannedExecutable):
 
 
 class CpuQueue(Queue):
-    """The CPU beside other devices: it has done what it was told when it returns."""
+    """The CPU as one of several devices: calls return when their work is done."""
 
     def __init__(self, executable: CpuExecutable) -> None:
         self.executable = executable

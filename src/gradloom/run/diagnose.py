@@ -1,4 +1,4 @@
-"""Why a step failed: it is run again, unshared and checked, to name what is not finite first."""
+"""Diagnosis of a failed step: it runs again, unshared and checked, to name the first value that is not finite."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .numpy_backend import leaf_data
 OVERFLOW = "the squared norm of the gradients overflows f32"
 LARGE = 1e6  # an input above it is named where a step overflows
 
-Place = tuple[str, str]  # the words for an element of an input: of what it is one, and where, " at [2]"
+Place = tuple[str, str]  # names an element of an input: the array, and the place, " at [2]"
 Namer = Callable[[str, np.ndarray, int], Place]  # of the flat element of an input that was fed by a name
 
 
@@ -47,8 +47,8 @@ def first_bad(
     settled: bool = False,
     **options: Any,
 ) -> str:
-    """What is not finite first when a program runs again: one of its inputs, a parameter, a node, or the norm of the
-    gradients. Of an overflow it also says which input is large.
+    """The first value that is not finite when a program runs again: an input, a parameter, a node, or the norm of the
+    gradients. For an overflow also the input with large numbers.
 
     run: the executable of outputs and updates, compiled with `options`, that has just failed; its inputs are fed again.
     settings: of one step. place(name, array, at): the words for an element of an input that was fed.
@@ -119,7 +119,7 @@ def _behind(node: Node | None) -> str:
 
 
 def _largest(inputs: Iterable[Input]) -> str:
-    """What is said of the largest number that goes into a step of finite inputs; "" where none is large."""
+    """Describes the largest number among finite inputs of a step; "" where none is large."""
     large, text = LARGE, ""
     for one in inputs:
         at = int(np.argmax(np.abs(one.array))) if one.array.size else 0

@@ -1,4 +1,4 @@
-"""Executable: a program that a backend has loaded. What all backends share stands here, once."""
+"""Executable: a program that a backend has loaded. Shared by all backends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Executable(abc.ABC):
     def __init__(
         self, program: Program, plan: Plan | Schedule | None, switches: Switches, own_lock: bool = False
     ) -> None:
-        """own_lock: it runs beside others; it must share no array that is written with them."""
+        """own_lock: it runs concurrently with others and must share no written array with them."""
         self.lock = threading.RLock() if own_lock else locks.memory
         self._shares_lock = not own_lock
         self.program, self.plan, self.switches = program, plan, switches
@@ -60,7 +60,7 @@ class Executable(abc.ABC):
         plan = "" if self.plan is None else f"; {self.plan.summary()}"
         return f"{type(self).__name__}(({inputs}) -> [{outputs}]{plan})"
 
-    # ---- what a backend implements ---------------------------------------------------------------------
+    # ---- implemented by backends -----------------------------------------------------------------------
 
     @property
     @abc.abstractmethod
@@ -129,12 +129,12 @@ class Executable(abc.ABC):
         deadline: float = 0.0,
         feeds: Mapping[str, Any] | None = None,
     ) -> tuple[int, list[np.ndarray]]:
-        """Run so many steps in one call: (steps done, the outputs of each as [steps done, *shape]).
+        """Run `count` steps in one call: (steps done, the outputs of each as [steps done, *shape]).
 
         settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
         feeds: the inputs, which no other thread can change before the run; without them, those that were fed last.
         Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
-        FileError, before anything runs, when a mapped file has changed; BackendError, too, when there is no memory.
+        FileError, before anything runs, when a mapped file has changed; BackendError also when there is no memory.
         KeyboardInterrupt may come when steps have been done: it has their number as `steps_done`.
         """
         before = self.steps_run
@@ -159,7 +159,7 @@ class Executable(abc.ABC):
 
     @contextlib.contextmanager
     def _own_lock(self) -> Iterator[None]:
-        """Holds a lock of its own, with nothing outstanding that writes what it reads or reads what it writes."""
+        """Holds a lock of its own, with no pending readers or writers of its arrays."""
         before_read(self.reads)
         before_write(self.writes)
         with self.lock:

@@ -1,4 +1,4 @@
-"""What a caller feeds, held against what the graph asks for."""
+"""Checks of a caller's feeds against the inputs of the graph."""
 
 from __future__ import annotations
 

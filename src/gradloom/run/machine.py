@@ -40,7 +40,7 @@ def core_path() -> Path:
 
 
 def stale_sources(package: Path = PACKAGE) -> list[str]:
-    """Sources beside this package that are newer than what is built of them, if it is a source tree: the core is not
+    """Sources of this source tree that are newer than the built core: the core is not
     theirs, or the reader of tables (csrc/cells)."""
     root, core = package.parents[1], core_path()  # package: src/gradloom
     built = {name: core.with_name(core.name.replace("_core", name, 1)).stat().st_mtime for name in ("_core", "_cells")}
@@ -51,7 +51,7 @@ def stale_sources(package: Path = PACKAGE) -> list[str]:
 
 @dataclass(frozen=True)
 class Processor:
-    """What CPUID says: vendor ("" where it says nothing), family, model, bytes of a core's data caches (0: unknown)."""
+    """From CPUID: vendor ("" where unknown), family, model, bytes of a core's data caches (0: unknown)."""
 
     vendor: str
     family: int
@@ -85,7 +85,7 @@ def huge_pages() -> str:
 
 
 def fma_peak(threads: int, isa: str | None = None) -> float:
-    """GFLOP/s of f32 multiply-adds in registers, all threads at once: what no kernel can exceed."""
+    """GFLOP/s of f32 multiply-adds in registers, all threads at once: the upper limit of any kernel."""
     return float(_core.fma_peak(choose_isa(isa), min(threads, core_count())))
 
 
@@ -173,7 +173,7 @@ def self_check(isa: str | None = None, threads: int = 2) -> SelfCheck:
             continue
         checked += 1
         if not beyond <= 1:
-            failed.append(f"{spec.name}: differs from its definition by {beyond:.3g} times what is allowed")
+            failed.append(f"{spec.name}: differs from its definition by {beyond:.3g} times the tolerance")
         worst = max(worst, (error, spec.name))
     return SelfCheck(checked, tuple(missing), tuple(failed), worst[0], worst[1])
 
@@ -190,7 +190,7 @@ def _sample(spec: OpSpec, own: Container[tuple[str, str]]) -> Sample | None:
 
 
 def _difference(spec: OpSpec, sample: Sample, isa: str, threads: int) -> tuple[float, float]:
-    """The worst error of the outputs: of f32, relative to the largest number; of all, in units of what is allowed."""
+    """The worst error of the outputs: of f32, relative to the largest number; of all, in units of the tolerance."""
     node = _node(spec, sample)
     wanted = _reference(node, sample)
     if spec.updates:

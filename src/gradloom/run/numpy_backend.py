@@ -1,4 +1,4 @@
-"""The definition: walks the graph and applies each op's NumPy reference, in float64 unless told otherwise."""
+"""The definition: walks the graph and applies each op's NumPy reference, in float64 by default."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def evaluate(
     """Every value that `values` need, computed by the references.
 
     feeds: inputs and settings by name. overrides: contents to use instead of those of some values (parameters).
-    precision: "f64" or "f32", what float values are computed in. timed: told each node that is computed, and its ns.
-    """
+    precision: "f64" or "f32", the arithmetic of float values. timed: called with each computed node and its
+    nanoseconds."""
     feeds = feeds or {}
     overrides = overrides or {}
     nodes = reachable(values)
@@ -173,7 +173,7 @@ class NumpyExecutable(Executable):
         return i + 1, [np.stack(column) for column in columns]
 
     def _evaluated(self, done: int, feeds: Mapping[str, Any]) -> Mapping[Value, np.ndarray]:
-        """All values of a step, when so many are done."""
+        """All values of a step, after `done` steps."""
         try:
             known = evaluate([*self.program.outputs, *self.program.effects], feeds, timed=self._timed)
         except DataError as error:
@@ -186,7 +186,7 @@ class NumpyExecutable(Executable):
         return dict(self._fed)
 
     def _judge(self, done: int, known: Mapping[Value, np.ndarray]) -> None:
-        """What the native core refuses, in the same order: with check 2 a number that is not finite; the guards."""
+        """The errors of the native core, in the same order: with check 2 numbers that are not finite; the guards."""
         for node in self.program.nodes:
             if self.switches.check >= 2 and not node.op.leaf:
                 for value in node.outputs:
@@ -202,6 +202,6 @@ class NumpyExecutable(Executable):
 
 
 def _finite(array: np.ndarray) -> np.ndarray:
-    """Which numbers are finite in f32, which is what is trained in."""
+    """Which numbers are finite in f32, the dtype of training."""
     with np.errstate(over="ignore"):
         return np.isfinite(array.astype(np.float32))

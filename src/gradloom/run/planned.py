@@ -56,7 +56,7 @@ class PlannedExecutable(Executable):
         )
 
     def settings_rows(self, steps: int, values: Mapping[str, Any]) -> np.ndarray:
-        """The settings table for so many steps; each value is a number or an array of one number per step.
+        """The settings table for `count` steps; each value is a number or an array of one number per step.
 
         SettingError for a finite one that its dtype makes infinite."""
         rows, key = np.zeros(steps, self._row), ""
@@ -78,7 +78,7 @@ class PlannedExecutable(Executable):
         """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest."""
 
     def failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
-        """The error for what the run has stopped at."""
+        """The error for the place where the run stopped."""
         node = self.plan.bytecode.nodes.get(node_id)
         where = called(node) if node else f"node {node_id}"
         if stop == STOP_INDEX and node and node.op.name == "take_batch" and not -(1 << 31) <= value < 1 << 31:

@@ -1,4 +1,4 @@
-"""Queue: a device that runs its part of a program beside other devices, a range of instructions at a time."""
+"""Queue: a device that runs its part of a program together with other devices, a range of instructions at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Interrupted = Callable[[], bool]  # whether a signal waits for the end of the ru
 
 
 class Failure(NamedTuple):
-    """What a device has stopped at: reason, node, position and value there, as PlannedExecutable.failure takes them."""
+    """The place where a device stopped: reason, node, position and value there, as PlannedExecutable.failure takes
+    them."""
 
     stop: int
     node: int
@@ -31,7 +32,7 @@ class StepFailed(Exception):
 
 
 class Queue(abc.ABC):
-    """What one device is told, in order. A device that works on its own returns before it has done it."""
+    """Commands to one device, in order. An asynchronous device returns before a command is complete."""
 
     @abc.abstractmethod
     def bring(self) -> None:
@@ -47,8 +48,8 @@ class Queue(abc.ABC):
 
     @abc.abstractmethod
     def run(self, first: int, last: int, interrupted: Interrupted | None) -> None:
-        """Run the instructions first .. last - 1. interrupted: where it tells of a signal, the step may be given up.
-        StepFailed where it was, and where the device knows that it has failed."""
+        """Run the instructions first .. last - 1. interrupted: where it returns True (a signal), the step may be
+        abandoned. StepFailed where it was, and where the device knows that it has failed."""
 
     @abc.abstractmethod
     def fetch(self, what: Hashable, outputs: Sequence[int]) -> Fetched:
@@ -57,11 +58,11 @@ class Queue(abc.ABC):
 
     @abc.abstractmethod
     def receive(self, key: str, data: np.ndarray) -> None:
-        """The bytes of an input of the part (u8), for what runs after this."""
+        """The bytes of an input of the part (u8), for later instructions."""
 
     @abc.abstractmethod
     def settle(self) -> Failure | None:
-        """Wait for all that is under way, and forget a failure, which it tells."""
+        """Wait for all pending commands; return and clear a failure."""
 
     @abc.abstractmethod
     def count_writes(self) -> None:

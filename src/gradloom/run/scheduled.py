@@ -26,7 +26,7 @@ from .null_backend import NullBackend, NullExecutable
 from .planned import STOP_REQUESTED, PlannedExecutable
 from .queue import Failure, Fetched, Interrupted, Queue, StepFailed
 
-END, COMMIT = "end", "commit"  # what is fetched beside transfers, which are numbers
+END, COMMIT = "end", "commit"  # fetched values other than transfers, which are numbers
 
 
 def schedule_for(placed: Placed, backends: Mapping[str, Backend], switches: Switches) -> Schedule:
@@ -138,7 +138,7 @@ class ScheduledExecutable(Executable):
                     self._steps_run += 1
             except StepFailed as failed:
                 failure = self._first_failure(failed.failure)
-                if failed.failure.stop == STOP_REQUESTED:  # given up; what has failed besides is not looked at
+                if failed.failure.stop == STOP_REQUESTED:  # abandoned; other failures are ignored
                     failure = None
             except BaseException:
                 for queue in self._queues.values():
@@ -159,7 +159,7 @@ class ScheduledExecutable(Executable):
         return done, found
 
     def _step(self, rows: Mapping[str, np.ndarray], interrupted: Interrupted) -> dict[str, list[np.ndarray]]:
-        """Walk one step: what the caller reads on each device. StepFailed where a device has failed, or where the step
+        """Walk one step and return the outputs on each device. StepFailed where a device has failed, or where the step
         was given up, before anything was written that outlives it. rows: the settings on each device."""
         queues, fetched = self._queues, dict[Hashable, Fetched]()
         waiting = len(queues)  # devices that have not come to their Commit

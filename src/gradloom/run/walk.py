@@ -52,11 +52,11 @@ class Stepped(PlannedExecutable):
 
     @abc.abstractmethod
     def run_step(self, k: int) -> None:
-        """Run instruction k alone. Raises what a whole run would raise."""
+        """Run instruction k alone. Raises the errors of a whole run."""
 
     @abc.abstractmethod
     def written(self, k: int) -> Iterator[tuple[Value, np.ndarray]]:
-        """(value, its bytes) of what step k has just written; what it wrote to stored arrays, as they are now."""
+        """(value, its bytes) for each output of step k, which has just run; stored arrays as they are now."""
 
     def places(self, k: int) -> Iterator[tuple[Value, int, int]]:
         """(value, segment, byte) of what step k writes; nothing of outputs without memory or elements."""
@@ -67,7 +67,7 @@ class Stepped(PlannedExecutable):
                 yield value, int(arg["segment"]), int(arg["offset"])
 
     def run_all(self) -> list[dict[int, np.ndarray]]:
-        """Run every step (after `begin`); what each wrote, by output. For a plan that shares no bytes: what lies in the
+        """Run every step (after `begin`) and return its outputs. For a plan that shares no bytes: values in the
         arena is not copied."""
         written = []
         for k in range(len(self.steps)):
@@ -87,7 +87,7 @@ class Walk(Stepped, CpuExecutable):
         cpu = CpuBackend(switches)
         super().__init__(program, plan_for(cpu, program, switches), switches, cpu.allocate(0))
         self._bytes, self._memory = self.arena.view(), self.segments()
-        self._dead: dict[int, list[tuple[int, int, int]]] = {}  # instruction -> what is dead after it
+        self._dead: dict[int, list[tuple[int, int, int]]] = {}  # instruction -> ranges that are free after it
         for at, segment, offset, size in self.plan.bytecode.dead:
             self._dead.setdefault(at, []).append((segment, offset, size))
 
@@ -194,14 +194,14 @@ class Judged:
 def judge(walk: Stepped, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Judged]:
     """Every output of a program that ran, held against the references, in the order of the steps.
 
-    values[step][output]: what the steps wrote. Stored arrays must be as they were before the run. Float64 numbers are
+    values[step][output]: outputs of the steps. Stored arrays must be as they were before the run. Float64 numbers are
     dropped after their last use, and weights are converted where they are used: what is held at a time is about twice
     what the plan holds (of a program that rounds, four times), and the largest weight.
     """
     last: dict[Value, int] = {}
     for k, node in enumerate(walk.steps):
         last.update((view_base(v), k) for v in node.inputs if v is not None)
-    seen: dict[Value, np.ndarray] = {}  # what the device computed
+    seen: dict[Value, np.ndarray] = {}  # values computed by the device
     exact: dict[Value, np.ndarray] = {}  # what float64 makes of the same leaves
     whole: dict[Value, np.ndarray] = {}  # and without roundings to bf16
     rounds = any(is_rounded(node) or node.op.name == "round_bf16" for node in walk.steps)
@@ -228,7 +228,7 @@ TOLERANCE = 1e-4  # of the largest number of an output, and of its norm
 
 
 class Definition:
-    """What the references make of a node's inputs, and how much two results of it may differ by.
+    """Reference results for a node's inputs, and the tolerance between two results.
 
     leaf: the numbers of an input, setting, constant or stored array, as the kernel saw them. seen: what was computed
     before the node."""
@@ -239,11 +239,11 @@ class Definition:
 
     @functools.cached_property
     def own(self) -> list[np.ndarray]:
-        """The outputs in float64, of what the kernel saw."""
+        """The outputs in float64, for the inputs of the kernel."""
         return self.of(self._seen)
 
     def of(self, known: Mapping[Value, np.ndarray], real: type = np.float64) -> list[np.ndarray]:
-        """The outputs, computed in `real` of what is known."""
+        """The outputs, computed in `real` from the known values."""
         return self._apply(self.node, known, real)
 
     def excess(self, value: Value, got: np.ndarray, wanted: np.ndarray) -> float:

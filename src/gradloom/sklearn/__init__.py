@@ -12,7 +12,7 @@ try:
 except ImportError:
     raise BackendError("gl.sklearn: scikit-learn is missing; pip install 'gradloom[sklearn]'") from None
 
-from .estimators import Classifier, Regressor
+from ..tables.estimators import Classifier, Regressor
 
 __all__ = ["Classifier", "Regressor"]
 

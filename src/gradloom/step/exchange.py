@@ -1,8 +1,8 @@
-"""Exchange: what ranks (or replicas) make of their micro-batches is added up, and all take the same step with the sum.
+"""Exchange: ranks (or replicas) sum up the results of their micro-batches, and all take the same step on the sum.
 
 micro-batch j on rank j mod N -> one flat f32 array: gradients of the loss sum, next values of buffers (running
                                  statistics), loss sum, weight, and pieces for results
-fold over j = 0, 1, 2, ...    -> the sum, the same bits on all ranks whatever their number
+fold over j = 0, 1, 2, ...    -> the sum, the same bits on all ranks for any number of ranks
 one program on the sum        -> guard, clipping, update, buffers
 """
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from .. import ops
-from ..base.errors import SettingError
+from ..base.errors import NotFinite, SettingError
 from ..graph.leaves import Parameter
 from ..graph.stored import bring_home
 from ..graph.value import Value
@@ -28,7 +29,7 @@ EXCHANGES = ("ordered", "fast")
 
 
 def check_exchange(exchange: str) -> str:
-    """The word, or SettingError."""
+    """The name of an exchange; SettingError for another one."""
     if exchange not in EXCHANGES:
         raise SettingError(setting="exchange", seen=exchange, need="ordered (the same bits for any ranks) or fast")
     return exchange
@@ -37,9 +38,10 @@ def check_exchange(exchange: str) -> str:
 class Exchange:
     """The flat array of a micro-batch, and then of the step.
 
-    parameters  those with a gradient; buffers: those that a micro-batch leaves a new value for
-    pieces      name -> shape of f32 numbers that are added up with them and that no program reads: see `numbers`
-    exchange    "ordered": folded in the order of the micro-batches; "fast": whatever order is quickest
+    parameters  those with a gradient; buffers: those that a micro-batch computes a next value of
+    pieces      name -> shape of f32 numbers that are summed with them and that no program reads: see `numbers`.
+                "reached" [parameters + buffers] is 1 where a micro-batch has a value for each
+    exchange    "ordered": summed in the order of the micro-batches; "fast": in the quickest order
     """
 
     def __init__(
@@ -63,13 +65,13 @@ class Exchange:
         self.numbers = dict(zip(pieces, self.flat.pieces[first:], strict=True))
 
     def join(self) -> Exchange:
-        """Meet the other ranks for the sums to come; all call it together."""
+        """Connect to the other ranks; all call it together."""
         self._reduction = self.ranks.reduction(self.flat.whole.size, self._ordered)
         return self
 
     @property
     def reduction_bytes(self) -> int:
-        """What the sum's own buffers hold on this rank."""
+        """Bytes of the sum's own buffers on this rank."""
         return 0 if self._reduction is None else self._reduction.bytes
 
     @property
@@ -77,22 +79,46 @@ class Exchange:
         """The sum of losses / the sum of weights, after `fold`; 0 without any weight."""
         return float(self._loss / self._weight) if self._weight != 0 else 0.0
 
+    @property
+    def reached(self) -> tuple[float, ...] | None:
+        """Micro-batches of the last sum with a value for each parameter and buffer; None where they are not counted."""
+        counts = self.numbers.get("reached")
+        return None if counts is None else tuple(counts.tolist())
+
+    @property
+    def updated(self) -> tuple[Parameter, ...]:
+        """The parameters that a step on the last sum updates."""
+        reached = self.reached
+        return (
+            self.parameters
+            if reached is None
+            else tuple(p for p, n in zip(self.parameters, reached, strict=False) if n)
+        )
+
     def collect(self, values: Sequence[Value | None]) -> tuple[Value, ...]:
-        """Updates that write a micro-batch's gradients, next values of buffers, loss sum and weight to the flat array;
-        None where it has none: zeros."""
+        """Updates that write a micro-batch's gradients, next values of buffers, loss sum and weight to the flat array,
+        and zeros for None."""
         pairs = list(zip(self._programs, values, strict=True))
         updates = ops.assign(*(v for piece, new in pairs if new is not None for v in (piece, new)))
         absent = [piece for piece, new in pairs if new is None]
         return updates + ops.zero(*absent) if absent else updates
 
     def _fetch(self) -> None:
-        """What a device has computed lies in the flat array now."""
+        """Copy what a device has computed to the flat array."""
         bring_home(self.flat.stored)
 
     def spoil(self) -> None:
-        """This micro-batch is not finite: the guard on the sum will find it, on all ranks."""
+        """Mark this micro-batch as not finite: the guard on the sum trips, on all ranks."""
         self._fetch()
         self._loss[...] = np.nan
+
+    def run(self, program: Any, settings: Mapping[str, Any]) -> list[np.ndarray] | None:
+        """The outputs of the program of a micro-batch; None, and `spoil`, where it is not finite (with check 2)."""
+        try:
+            return program.run_many(1, settings)[1]
+        except NotFinite:
+            self.spoil()
+            return None
 
     def fold(self, count: int, compute: Callable[[int], object]) -> None:
         """The sum over micro-batches 0 .. count - 1; compute(j) fills the flat array with one of this rank."""
@@ -119,9 +145,8 @@ class Exchange:
         max_value: float = math.inf,
         reached: Sequence[float] | None = None,
     ) -> tuple[list[Value], tuple[Value, ...]]:
-        """(norms, what is written) of the program on the sum. norms, divisor: see end_step. reached: of how many
-        micro-batches each parameter and buffer got a value; without, the buffers' values are shares that add up to
-        their means."""
+        """(norms, updates) of the program on the sum. norms, divisor: see end_step. reached: micro-batches with a value
+        for each parameter and buffer; without it the buffers' values are shares, whose sum is their mean."""
         *pieces, loss, weight = self._programs
         targets = (*self.parameters, *self.buffers)
         counts = [1.0] * len(targets) if reached is None else reached
@@ -140,8 +165,8 @@ class Exchange:
         return norms, written
 
     def cause(self, count: int, compute: Callable[[int], object], diagnose: Callable[[int], str]) -> str:
-        """Why the guard tripped, the same on all ranks: each computes its micro-batches again, up to the first whose
-        numbers are not finite, of which diagnose(j) tells the cause."""
+        """Why the guard tripped, the same on all ranks: each computes its micro-batches again up to the first one that
+        is not finite, whose cause is diagnose(j)."""
         ranks = self.ranks
         mine: tuple[int, str] | None = None
         for j in range(ranks.rank, count, ranks.size):

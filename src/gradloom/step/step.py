@@ -3,11 +3,11 @@
     loss sum f32[], weight f32[], gradients of the loss sum (shapes of the parameters)
         guard               ends the step before anything is written when one of them is not finite
         accumulate          adds them to the sums of a window, when several micro-batches make a step
-        clip                bounds the elements of sums / weight by max_value, then makes the weight larger when the
+        clip                bounds the elements of sums / weight by max_value, then increases the weight when the
                             norm of sums / weight is above max_norm; of an ensemble each member has a norm of its own
         update              the optimiser's step on sums / weight
 
-Trainers, ranks, replicas and loops of the user's own end their steps here: no other file builds these nodes.
+Trainers, ranks, replicas and the user's own loops end their steps here: no other file builds these nodes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def end_step(
     max_norm: float = math.inf,
     max_value: float = math.inf,
 ) -> tuple[list[Value], tuple[Value, ...]]:
-    """(norms, what is written) of a micro-batch, or of the sum over several.
+    """(norms, updates) of a micro-batch, or of the sum over several.
 
     norms        f32[] each: the guard, which is the global norm of grads / weight; where the step ends and divides
                  something else, the global norm of that, too. So the last one is the norm of the step's gradient,

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.habits import missing_name
 from ..base.interrupts import StopTraining
+from ..runs.log_files import read_metrics
+from ..runs.own_loop import Checkpoint
+from ..runs.saver import Saver
 from .averaged_weights import AveragedWeights
 from .callbacks import BatchResult, Callback
 from .dp_train import DPResult, dp_train
@@ -13,14 +16,10 @@ from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
 from .history import History
 from .log import Log
-from .log_files import read_metrics
 from .loop import Loop
 from .metrics import Metric
-from .model import Model
-from .own_loop import Checkpoint
 from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Evaluation, Result
-from .saver import Saver
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
@@ -53,7 +52,13 @@ __all__ = [
     "read_metrics",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from ..tables.model import Model
+else:
 
     def __getattr__(name: str) -> Any:
+        if name == "Model":  # tables/ is above this package
+            from ..tables.model import Model
+
+            return Model
         raise missing_name(__name__, name)

@@ -12,7 +12,7 @@ from ..graph.leaves import Parameter
 from ..graph.stored import copies, replace
 from ..optim.average import Average, check_decay
 from ..run.compile import compile as compile_program
-from ..step.state import AVERAGE, check_equal, check_names, matching, need_schema
+from ..runs.state import AVERAGE, check_equal, check_names, matching, need_schema
 
 
 class AveragedWeights:
@@ -27,7 +27,7 @@ class AveragedWeights:
         with average.shown():
             ...  # net holds the means; outside of it the weights that are trained
 
-    gl.train.Checkpoint(..., average=average) saves it and takes it back. parameters: arrays of f32; buffers (running
+    gl.train.Checkpoint(..., average=average) saves and restores it. parameters: arrays of f32; buffers (running
     statistics) have no mean. options go to gl.compile. SettingError for a decay outside of 0 <= decay < 1, and for what
     is no parameter.
     """
@@ -71,13 +71,13 @@ class AveragedWeights:
             self.show(before)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: decay, which of both the parameters hold, and the other one, "mean.0", ..."""
+        """State for a checkpoint: decay, whether the parameters hold the means, and the other arrays, "mean.0", ..."""
         kept = self._average.entries(self.parameters)
         names = [name for name in kept if name.startswith("mean.")]
         return kept | dict(zip(names, copies([kept[name] for name in names]), strict=True))
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Take back what `state` gave, beside the parameters as they were then. TrainError for another one."""
+        """Restore from the result of `state`, but for the parameters. TrainError where it does not fit."""
         mine = self._average.entries(self.parameters)
         need_schema(AVERAGE, values, "load: average")
         check_names("average", values, mine)

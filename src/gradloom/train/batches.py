@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -11,21 +11,20 @@ import numpy as np
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value
-from ..run.diagnose import first_bad
+from ..run.diagnose import Namer, first_bad, row_of
 from .metrics import EMPTY, NOTHING, Measures, MetricLayout
-from .source import RowSource
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)  # not frozen: several are made in each pass
+@dataclass(slots=True)  # not frozen: several are created in each pass
 class RowRange:
-    """Rows start..stop of a source's order: batch_size of them make an optimiser step, micro_size a micro-batch.
+    """Rows start..stop of a source's order: batch_size of them form an optimiser step, micro_size a micro-batch.
 
-    backward: they train; else they are only measured. measures: what is measured of them beside the loss.
+    backward: train on them, else measure only. measures: the metrics of these rows.
     """
 
-    source: RowSource
+    source: Any  # a RowSource, in dp_train a SampleSource
     start: int
     stop: int
     batch_size: int
@@ -34,7 +33,7 @@ class RowRange:
     measures: Measures = NOTHING
 
     def part(self, start: int, stop: int) -> RowRange:
-        """Some of these rows, in batches of the same sizes."""
+        """A part of these rows, in batches of the same sizes."""
         return RowRange(self.source, start, stop, self.batch_size, self.micro_size, self.backward, self.measures)
 
     @property
@@ -48,11 +47,11 @@ class RowRange:
             yield self.part(first, end)
 
     def batch_end(self, row: int) -> int:
-        """Where the batch ends that this row belongs to."""
+        """The end of the batch that contains this row."""
         return min(row + self.batch_size - (row - self.start) % self.batch_size, self.stop)
 
     def ends(self) -> list[RowRange]:
-        """The first and the last batch: those of all sizes that occur."""
+        """The first and the last batch: they have all sizes that occur."""
         last = self.start + (self.count - 1) // self.batch_size * self.batch_size
         cuts = ((self.start, min(self.start + self.batch_size, self.stop)), (last, self.stop))
         return [self.part(a, b) for a, b in cuts]
@@ -79,7 +78,7 @@ class MicroBatches:
     offset: int  # of its first row inside the optimiser step's rows
 
     def after(self, done: int) -> MicroBatches:
-        """Those that are left when so many are done."""
+        """Those that are left when `done` are done."""
         if not done:
             return self
         rows = done * self.rows
@@ -90,8 +89,8 @@ class MicroBatches:
 def cut(rows: RowRange, accumulates: bool, updates: bool, is_open: bool) -> Iterator[MicroBatches]:
     """The micro-batches of these rows, in groups. Whole batches without accumulation form one long group.
 
-    accumulates: the micro-batches of a batch add up to its step; updates: the last of them takes it; is_open: the
-    window holds micro-batches already.
+    accumulates: the gradients of a batch are summed over its micro-batches; updates: the last of them updates;
+    is_open: the window holds micro-batches already.
     """
     if not rows.backward or not accumulates:
         size = rows.batch_size if rows.backward else rows.micro_size
@@ -119,29 +118,28 @@ class CompiledBatch:
 
     run: Any
     has_predictions: bool
-    outputs: list[Value]  # loss sum, weight, predictions of classes, what the layout says, norms as in step.end_step
+    outputs: list[Value]  # loss sum, weight, predictions of classes, those of the layout, norms as in step.end_step
     updates: tuple[Value, ...]
     parameters: tuple[Parameter, ...] = ()  # those with a gradient
     grads: tuple[Value, ...] = ()  # of the loss sum, by them
     updated: tuple[Parameter, ...] = ()  # those that its optimiser step updates
-    behind: tuple[Stored, ...] = ()  # and which of them had missed steps before it
+    update_key: Hashable = False  # what its update depends on besides `parameters`
     options: dict[str, Any] = field(default_factory=dict)  # of compile
-    statistics: tuple[Stored, ...] = ()  # what it writes of the model before the optimiser step that it belongs to ends
-    resting: tuple[Stored, ...] = ()  # whose averages it moves beside those with a gradient
-    layout: MetricLayout = EMPTY  # of what it gives beside loss, weight and predictions
+    statistics: tuple[Stored, ...] = ()  # arrays of the model that it writes before its optimiser step
+    layout: MetricLayout = EMPTY  # of the outputs after loss, weight and predictions
 
     @property
     def needs_truth(self) -> bool:
-        """What it gives is judged by labels and row weights."""
+        """Whether its outputs are compared with labels and row weights."""
         return self.has_predictions or bool(self.layout.size)
 
     def extra(self, outputs: list[T]) -> list[T]:
-        """Of the outputs, or of their arrays, those of metrics."""
+        """The outputs of metrics, among the outputs or their arrays."""
         first = (3 if self.has_predictions else 2) + self.layout.loss_size
         return outputs[first : first + self.layout.size]
 
     def loss_outputs(self, outputs: list[T]) -> list[T]:
-        """Of the outputs, or of their arrays, the pairs of several losses."""
+        """The pairs of several losses, among the outputs or their arrays."""
         first = 3 if self.has_predictions else 2
         return outputs[first : first + self.layout.loss_size]
 
@@ -153,6 +151,7 @@ class CompiledBatch:
             for name, pairs in self.layout.losses
         }
 
-    def first_bad(self, settings: dict[str, Any]) -> str:
-        """What is not finite first in this step, which has just failed with these settings."""
-        return first_bad(self.run, self.outputs, self.updates, settings, **self.options)
+    def first_bad(self, settings: dict[str, Any], place: Namer = row_of) -> str:
+        """The first value that is not finite in this step, which has just failed with these settings. place: see
+        diagnose.first_bad."""
+        return first_bad(self.run, self.outputs, self.updates, settings, place, **self.options)

@@ -1,10 +1,11 @@
-"""Callbacks: what a training tells others of itself, in one small protocol, and what they remember."""
+"""Callback protocol: events of a training run, and what callbacks remember."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import SettingError, TrainError
-from ..base.interrupts import StopTraining
-from .epoch import Progress
-from .result import EpochResult, Evaluation, Result
+from ..runs.events import Contribution, Subscriber, stop_raised_by
+from .epoch import Listener, Pass, Progress
+from .result import EpochResult, Evaluation
 from .source import RowSource
 
 Listeners = Callable[..., Any] | Sequence[Callable[..., Any]] | None
@@ -27,11 +28,11 @@ class BatchResult:
     step      the optimiser step of this training, from 1
     epoch     the pass, as EpochResult counts it
     rows      i64 [n]: which rows of the data set, in the order in which they were trained on
-    loss      of these rows before the step: the weighted mean (for the loss "sum" the total); weight: what it weighs
+    loss      of these rows before the step: the weighted mean (for the loss "sum" the total); weight: of the batch
     labels    of these rows, as the data set holds them: [n, ...], or None
-    skipped   the step was left out (on_nonfinite="skip"): loss is nan, weight 0
-    outputs   what the model gave for these rows, in its structure: arrays [n, ...]; None unless some callback says
-              `needs_outputs = True`, and for a step that was left out
+    skipped   the step was skipped (on_nonfinite="skip"): loss is nan, weight 0
+    outputs   outputs of the model for these rows, in its structure: arrays [n, ...]; None unless some callback has
+              `needs_outputs = True`, and for a skipped step
     """
 
     step: int
@@ -45,7 +46,7 @@ class BatchResult:
 
 
 class Callback:
-    """Base class of what listens to a training: `callbacks=[...]` of gl.fit, gl.train.Loop and gl.llm.finetune.
+    """Base class of callbacks: `callbacks=[...]` of gl.fit, gl.train.Loop and gl.llm.finetune.
 
     Every method is optional:
 
@@ -57,29 +58,29 @@ class Callback:
                                     with the Evaluation
         on_epoch(result)            after each pass and its validation, with the EpochResult
         on_part(result)             after a pass that StopTraining has ended inside, in place of on_epoch, with the
-                                    EpochResult of what was done of it; not with stop_after=, where a resume goes on
+                                    EpochResult of its trained part; not with stop_after=, where a resume continues it
         on_sample(sample)           after each text that a fine-tuning samples, with its gl.llm.SampledText
         on_checkpoint(path)         after a checkpoint of a run with a folder was written, with the path of its
-                                    manifest; a later one may have removed it by then (keep=). Nobody hears of
-                                    the one that an interruption or an error leaves
+                                    manifest; a later one may have removed it by then (keep=). Not called for the
+                                    checkpoint that an interruption or an error leaves
         end(history)                after the last pass, with all EpochResults
 
     StopTraining from any of them ends the training in order: from on_batch, and from on_evaluation inside of an epoch,
-    at once, with a part of an epoch in the history; else when all callbacks have heard of the epoch. Any other error
-    ends it as an error does. With ranks, rank 0 alone calls them; after begin, on_evaluation, on_epoch and end all
-    ranks take over its weights and settings.
+    at once, with a part of an epoch in the history; else when all callbacks have received the event. Any other
+    exception ends it as an error does. With ranks, rank 0 alone calls them; after begin, on_evaluation, on_epoch and
+    end its weights and settings are copied to all ranks.
 
     With `needs_outputs = True` in the class, the step's program gives the model's outputs, too, and each BatchResult
     has them; SettingError with ranks, which hold the outputs of their own micro-batches alone.
 
-    state() gives what the callback remembers: a dict of arrays, numbers, texts, booleans, None, and lists and dicts of
-    plain values; load_state(values) takes it back after a resume, after begin. A class that overrides a method and not
-    these two is refused where a training is to resume, unless it says `stateless = True`: it remembers nothing that
-    decides what it does. A function that on_epoch= gets is taken to be stateless.
+    state() returns what the callback remembers: a dict of arrays, numbers, texts, booleans, None, and lists and dicts
+    of plain values; load_state(values) restores it after a resume, after begin. A class that overrides a method and not
+    these two is refused when a training is resumed, unless it has `stateless = True`: it remembers nothing that affects
+    what it does. A function of on_epoch= is taken to be stateless.
     """
 
     stateless = False
-    steers = True  # False of one that only watches: a run may be resumed with it and without it
+    steers = True  # False: it does not affect the training; a run may be resumed with it and without it
     needs_outputs = False
     every_steps: int | None = None
 
@@ -93,7 +94,7 @@ class Callback:
         """An optimiser step is done."""
 
     def on_progress(self, progress: Progress) -> None:
-        """A pass has come so far."""
+        """Progress inside a pass."""
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """The validation sets were measured."""
@@ -114,11 +115,11 @@ class Callback:
         """The training has ended, whole or stopped."""
 
     def state(self) -> dict[str, Any]:
-        """What it remembers."""
+        """What the callback remembers."""
         return {}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore from the result of `state`."""
 
     def check_state(self, values: Mapping[str, Any]) -> None:
         """Called before anything of a checkpoint is loaded: raise TrainError where `load_state` cannot take these
@@ -144,8 +145,8 @@ def overrides(callback: Callback, name: str) -> bool:
 
 
 class _Listener(Callback):
-    """A function that on_epoch= was given. It is taken to remember nothing, unless it has state() and load_state().
-    One with begin(trainer) and end() is told of both."""
+    """A function of on_epoch=. It is stateless, unless it has state() and load_state(); its begin(trainer) and end()
+    are called, where it has them."""
 
     stateless = True
 
@@ -179,14 +180,28 @@ class _Listener(Callback):
         return all(callable(getattr(self.function, name, None)) for name in ("state", "load_state"))
 
 
-class Callbacks:
-    """The callbacks of a training: those of on_epoch= first, then those of callbacks=."""
+class Callbacks(Subscriber):
+    """Subscriber that passes events on to callbacks: those of on_epoch= first, then those of callbacks=.
 
-    def __init__(self, callbacks: Sequence[Callback] | Callback | None = None, on_epoch: Listeners = None) -> None:
+    With ranks, rank 0 alone calls them; after events between two steps all ranks have its weights and settings.
+    on_progress, on_train_batch, on_eval_batch: functions of a Progress, called before the callbacks.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callback] | Callback | None = None,
+        on_epoch: Listeners = None,
+        on_progress: Listener | None = None,
+        on_train_batch: Listener | None = None,
+        on_eval_batch: Listener | None = None,
+    ) -> None:
         self._each = [*_listeners(on_epoch), *_callbacks(callbacks)]
-        self._hearing = {event: [c for c in self._each if overrides(c, event)] for event in _EVENTS}
-        self.needs_outputs = any(each.needs_outputs for each in self._hearing["on_batch"])
-        self.has_begun = False  # the loop says so, on all ranks
+        self._receivers = {event: [c for c in self._each if overrides(c, event)] for event in _EVENTS}
+        self._on_progress, self._on_batch = on_progress, {True: on_train_batch, False: on_eval_batch}
+        self.needs_outputs = any(each.needs_outputs for each in self._receivers["on_batch"])
+        self.has_begun = False  # on all ranks
+        self._loop: Any = None
+        self._reports: BatchReports | None = None  # of the open pass
         self._loaded: Mapping[str, Any] | None = None  # a state that waits for `begin`
 
     def __iter__(self) -> Iterator[Callback]:
@@ -195,22 +210,96 @@ class Callbacks:
     def __bool__(self) -> bool:
         return bool(self._each)
 
-    def hears(self, event: str) -> bool:
-        """Somebody is to be told of this event: some callback has the method, or waits for its state."""
-        return bool(self._hearing[event]) or (event == "begin" and self._loaded is not None)
+    def receives(self, event: str) -> bool:
+        """Some callback has this method, or waits for its state at `begin`."""
+        return bool(self._receivers[event]) or (event == "begin" and self._loaded is not None)
 
-    def tell(self, event: str, told: Any) -> None:
-        """Call this method of all; StopTraining, if any of them raises it, when all have heard. Another exception goes
-        on at once, with the attribute `of_callback`: some have heard, and some have not."""
-        stops = [stop for each in self._hearing[event] if (stop := _stop(getattr(each, event), told)) is not None]
-        if stops:
-            raise stops[0]
-        if event == "begin" and self._loaded is not None:  # then they take the state that was loaded
+    def notify(self, event: str, value: Any) -> None:
+        """Call this method of all callbacks; StopTraining, if any of them raises it, when all were called. Another
+        exception is raised at once, with the attribute `of_callback`: some were called, and some were not."""
+        try:
+            stops = [stop_raised_by(getattr(each, event), value) for each in self._receivers[event]]
+        except BaseException as error:
+            error.of_callback = True  # type: ignore[attr-defined]
+            raise
+        for stop in filter(None, stops):
+            raise stop
+        if event == "begin" and self._loaded is not None:
             values, self._loaded = self._loaded, None
-            self._give(values)
+            self._restore(values)
+
+    # ---- events of the loop ----------------------------------------------------------------------------------
+
+    @property
+    def ends(self) -> Sequence[int]:
+        return [each.every_steps for each in self._each if each.every_steps]
+
+    def every_batch(self, training: bool) -> bool:
+        return self._on_batch[training] is not None or (training and self.receives("on_batch"))
+
+    def begin(self, loop: Any) -> None:
+        self._loop = loop
+        if not self.has_begun:
+            self.has_begun = True
+            self._notify_root("begin", loop)
+
+    def begin_pass(self, source: RowSource, open_pass: Pass) -> None:
+        self._reports = None
+        if self.receives("on_batch"):
+            self._reports = BatchReports(self, source, open_pass, self._loop.batch_size)
+
+    def on_progress(self, progress: Progress) -> None:
+        if self._reports is not None and progress.training:  # before a function may end the pass: the step is done
+            self._reports.look(self._loop.steps)
+        before_first_step = self._loop.is_between_passes
+        for function in (self._on_batch[progress.training], None if before_first_step else self._on_progress):
+            if function is not None:
+                function(progress)
+        self.notify("on_progress", progress)
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        self._notify_root("on_evaluation", evaluation)
+
+    def on_part(self, result: EpochResult) -> None:
+        self._notify_root("on_part", result)
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self._notify_root("on_epoch", result)
+
+    def on_sample(self, sample: Any) -> None:
+        self.notify("on_sample", sample)
+
+    def on_checkpoint(self, path: Path) -> None:
+        self.notify("on_checkpoint", path)
+
+    def end(self, history: list[EpochResult]) -> None:
+        self._notify_root("end", history)
+
+    def _notify_root(self, event: str, value: Any) -> None:
+        """Notify the callbacks between two steps, with ranks on rank 0; all ranks call this."""
+        self._loop.trainer.tell(partial(self.notify, event) if self.receives(event) else None, value)
+
+    # ---- what callbacks add to a run -------------------------------------------------------------------------
+
+    def _contributions(self) -> list[Contribution]:
+        return [each for each in self._each if isinstance(each, Contribution)]
+
+    def about(self) -> dict[str, Any]:
+        return {name: value for each in self._contributions() for name, value in each.about().items()}
+
+    def contents(self) -> dict[str, Callable[[], Sequence[Any]]]:
+        return {name: value for each in self._contributions() for name, value in each.contents().items()}
+
+    def files(self) -> dict[str, Callable[[], bytes]]:
+        return {name: value for each in self._contributions() for name, value in each.files().items()}
+
+    def earlier_about(self, folder: Path) -> dict[str, Any]:
+        return {name: value for each in self._contributions() for name, value in each.earlier_about(folder).items()}
+
+    # ---- their state -----------------------------------------------------------------------------------------
 
     def check_resumable(self) -> None:
-        """SettingError naming a callback that may remember what it cannot save."""
+        """SettingError naming a callback that may have a state and cannot save it."""
         for each in self._each:
             kept = overrides(each, "state") and overrides(each, "load_state")
             if not kept and not each.stateless and any(overrides(each, event) for event in _EVENTS):
@@ -220,7 +309,7 @@ class Callbacks:
                 )
 
     def remembers_evaluations(self) -> Callback | None:
-        """One that steers, hears of evaluations and remembers something, if there is one."""
+        """The first callback that steers, receives results of evaluations, and has a state."""
         events = ("on_evaluation", "on_epoch", "on_progress")
         for each in self._each:
             keeps = each.keeps() if isinstance(each, _Listener) else overrides(each, "state")
@@ -229,7 +318,7 @@ class Callbacks:
         return None
 
     def state(self) -> dict[str, Any]:
-        """What they remember, for the state of the run: "number.name" -> value."""
+        """Part of the state of a run: "number.name" -> value, for each value of the state of a callback."""
         if self._loaded is not None:
             return dict(self._loaded)
         states = [(f"{i}.{name}", value) for i, each in enumerate(self._each) for name, value in each.state().items()]
@@ -246,18 +335,18 @@ class Callbacks:
             each.check_state(mine)
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Give each what it remembered: now, or when `begin` has been called."""
+        """Restore each callback's state, immediately or at `begin`."""
         if self.has_begun:
-            self._give(values)
+            self._restore(values)
         else:
             self._loaded = values
 
-    def _give(self, values: Mapping[str, Any]) -> None:
+    def _restore(self, values: Mapping[str, Any]) -> None:
         for each, mine in self._mine(values):
             each.load_state(mine)
 
     def _mine(self, values: Mapping[str, Any]) -> Iterator[tuple[Callback, dict[str, Any]]]:
-        """Each callback that is to take its values, with them."""
+        """Each callback whose state is restored, with its values."""
         for i, each in enumerate(self._each):
             prefix = f"{i}."
             mine = {name.removeprefix(prefix): v for name, v in values.items() if name.startswith(prefix)}
@@ -290,32 +379,19 @@ def _callbacks(callbacks: Any) -> Iterator[Callback]:
         yield each
 
 
-def _stop(method: Callable[[Any], None], told: Any) -> StopTraining | None:
-    try:
-        method(told)
-    except StopTraining as stop:
-        return stop
-    except BaseException as error:
-        error.of_callback = True  # type: ignore[attr-defined]
-        raise
-    return None
-
-
 class BatchReports:
-    """Tells callbacks of each optimiser step of a pass: called after each micro-batch, it looks at what the Result of
-    the pass has gained.
+    """Notifies callbacks after each optimiser step of a pass. Called after each micro-batch, it compares the Result of
+    the pass with what it has reported."""
 
-    rows: of the pass that were consumed before.
-    """
+    def __init__(self, callbacks: Callbacks, source: RowSource, open_pass: Pass, batch_size: int) -> None:
+        self._callbacks, self._source, self._pass, self._batch_size = callbacks, source, open_pass, batch_size
+        result = open_pass.train
+        self._rows, self._batches, self._skipped = open_pass.done * batch_size, result.batches, result.skipped
 
-    def __init__(self, callbacks: Callbacks, source: RowSource, result: Result, epoch: int, rows: int) -> None:
-        self._callbacks, self._source, self._result, self._epoch = callbacks, source, result, epoch
-        self._rows, self._batches, self._skipped = rows, result.batches, result.skipped
-
-    def look(self, rows: int, step: int) -> None:
-        """Report the step that has ended, if one has. rows: of the pass that whole steps have consumed; step: how many
-        steps of the training are done."""
-        result, source, first = self._result, self._source, self._rows
+    def look(self, step: int) -> None:
+        """Report the step that has ended, if one has. step: optimiser steps of the training that are done."""
+        result, source, first = self._pass.train, self._source, self._rows
+        rows = min(self._pass.done * self._batch_size, self._pass.rows)
         if rows == first:
             return  # inside of an accumulation window
         skipped = result.skipped > self._skipped
@@ -324,4 +400,5 @@ class BatchReports:
         outputs = result.measured.take_outputs() if result.measures.outputs else None
         ids = source.order.read()[first:rows].copy()
         labels = None if source.data.labels is None else source.data.labels[ids]
-        self._callbacks.tell("on_batch", BatchResult(step, self._epoch, ids, loss, weight, labels, skipped, outputs))
+        batch = BatchResult(step, self._pass.number, ids, loss, weight, labels, skipped, outputs)
+        self._callbacks.notify("on_batch", batch)

@@ -1,4 +1,4 @@
-"""What a person sees while a training works: a live display on a terminal, lines elsewhere. All of it on stderr."""
+"""Display of a training on stderr: live on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 
 from ..base.memory import resident
 from ..base.terminal import controls, in_one_line, shown_on
-from ..base.uploads import shown_by, told
+from ..base.uploads import progress_text, shown_by
+from ..runs.events import Subscriber
 from .metrics import UNCERTAINTY
 from .result import MAIN, EpochResult, Evaluation
 from .stopping import EarlyStopping
@@ -60,7 +61,7 @@ def measured(evaluation: Evaluation, word: str) -> list[list[str]]:
 
 
 def arranged(groups: Sequence[Sequence[str]], width: int) -> list[str]:
-    """All parts in one line, if they fit into the width; else each group begins a line of its own, and goes on in the
+    """All parts in one line, if they fit into the width; else each group begins a line of its own, and continues in the
     next one where it is longer than the width. No part is broken."""
     groups = [group for group in groups if group]
     whole = "  ".join(part for group in groups for part in group)
@@ -78,7 +79,7 @@ def arranged(groups: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 class _Shown:
-    """What the live display holds, in groups of parts: a renderable of rich. done: how full the bar is, 0 to 1."""
+    """Content of the live display, in groups of parts: a renderable of rich. done: filled part of the bar, 0 to 1."""
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
@@ -98,17 +99,11 @@ class _Shown:
             yield text
 
 
-class _Display(ABC):
-    """What the displays of epochs and of steps share: a context, which a Loop tells of its progress.
-
-    begin(loop)      the first step is about to run, or the one after an earlier part of the run
-    rows(at, steps)  somewhere inside a pass: a gradloom.train.Progress, and the steps of the run so far
-    epoch(result)    a pass has ended: its gradloom.EpochResult
-    before(result)   what validation measured before the first step
-    """
+class _Display(Subscriber, ABC):
+    """Base class of the displays of epochs and of steps: a context, and a subscriber of the loop."""
 
     LINE_SECONDS = 10.0  # between two lines of progress, elsewhere than on a terminal
-    EPOCH_SECONDS = 1.0  # at least, between two lines of epochs; the last one is always told
+    EPOCH_SECONDS = 1.0  # at least, between two lines of epochs; the last one is always printed
     unit = "rows"
     word = "val "  # before the numbers of the held-out part of the data
 
@@ -117,11 +112,12 @@ class _Display(ABC):
         self.epochs = epochs
         self._live: Any = None
         self._shown = _Shown()
-        self._loop: Any = None  # the gradloom.train.Loop that is shown
+        self._loop: Any = None  # the gl.train.Loop
+        self._shown_loop: Any = None  # the same, from `start` on
         self._start = self._refreshed = time.perf_counter()
-        self._told = self._epoch_told = -math.inf
+        self._line_at = self._epoch_line_at = -math.inf
         self._first = 0
-        self._untold: list[str] = []  # of the last epoch, whose line came too soon after another
+        self._postponed: list[str] = []  # of the last epoch, whose line came too soon after another
         self._done = 0  # epochs
         self._training: list[str] = []
         self._validation: list[list[str]] = []  # of each set
@@ -130,7 +126,7 @@ class _Display(ABC):
         self._uploads = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
-        self._told = time.perf_counter()
+        self._line_at = time.perf_counter()
         self._uploads.enter_context(shown_by(self._uploading))
         if self.stream.isatty():
             from rich.console import Console
@@ -149,18 +145,53 @@ class _Display(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._uploads.close()
-        if self._untold:
-            self.say(*self._untold)
+        if self._postponed:
+            self.print_line(*self._postponed)
         if self._live is not None:
-            if self._loop is not None:
+            if self._shown_loop is not None:
                 self._refresh(0.0)
             self._live.stop()
 
-    def begin(self, loop: Any) -> None:
-        self._loop, self._first = loop, loop.steps
-        self._start = self._told = time.perf_counter()
+    # ---- events of the loop ----------------------------------------------------------------------------------
 
-    def say(self, *parts: str) -> None:
+    def running(self) -> Any:
+        return self
+
+    def begin(self, loop: Any) -> None:
+        self._loop = loop
+
+    def on_before(self, result: Any) -> None:
+        spread = "" if math.isnan(result.loss_unc) else f" +- {result.loss_unc:.2g}"
+        self.print_line(f"before training: validation loss {result.loss:.4f}{spread}")
+
+    def start(self) -> None:
+        self._shown_loop, self._first = self._loop, self._loop.steps
+        self._start = self._line_at = time.perf_counter()
+
+    def on_progress(self, progress: Any) -> None:
+        if progress.training:
+            self._speed = self._per_second(progress.rows, progress.seconds)
+        self._show_rows(progress, self._loop.steps)
+        self._refresh(0.1)
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        if self._loop.rows_left:  # inside of an epoch
+            self._validation = measured(evaluation, self.word)
+            self._epoch_line([f"step {evaluation.step}", *chain(*self._validation)], False)
+            self._refresh(0.1)
+
+    @abstractmethod
+    def on_pass(self, result: EpochResult) -> None: ...
+
+    def on_notice(self, text: str) -> None:
+        self.print_line(text)
+
+    def on_sample(self, sample: Any) -> None:
+        self.print_line(f"step {sample.step}", f"{sample.prompt!r} -> {sample.text!r}")
+
+    # ---- lines -----------------------------------------------------------------------------------------------
+
+    def print_line(self, *parts: str) -> None:
         """A line that stays; on a narrow terminal several."""
         if self._live is not None:
             lines = arranged([[*map(in_one_line, parts)]], self._live.console.width)
@@ -169,53 +200,39 @@ class _Display(ABC):
             print(shown_on(self.stream, "  ".join(parts)), file=self.stream, flush=True)
 
     def _uploading(self, where: str, done: int, total: int) -> None:
-        """So much of what runs on a device is there."""
-        self._upload = "" if done == total else told(where, done, total)
+        """Report upload progress to a device."""
+        self._upload = "" if done == total else progress_text(where, done, total)
         self._refresh(0.1)
-        if self._live is None and self._upload and time.perf_counter() - self._told >= self.LINE_SECONDS:
-            self._told = time.perf_counter()
-            self.say(self._upload)
-
-    def before(self, result: Any) -> None:
-        spread = "" if math.isnan(result.loss_unc) else f" +- {result.loss_unc:.2g}"
-        self.say(f"before training: validation loss {result.loss:.4f}{spread}")
-
-    def rows(self, at: Any, steps: int) -> None:
-        if at.training:
-            self._speed = self._per_second(at.rows, at.seconds)
-        self._told_rows(at, steps)
-        self._refresh(0.1)
+        if self._live is None and self._upload and time.perf_counter() - self._line_at >= self.LINE_SECONDS:
+            self._line_at = time.perf_counter()
+            self.print_line(self._upload)
 
     @abstractmethod
-    def _told_rows(self, at: Any, steps: int) -> None:
-        """A pass has come so far; see `rows`."""
+    def _show_rows(self, at: Any, steps: int) -> None:
+        """Show the progress of a pass after `steps` steps of the loop."""
 
     @abstractmethod
     def _head(self) -> str:
-        """How far the run is."""
-
-    @abstractmethod
-    def epoch(self, done: EpochResult) -> None:
-        """A pass has ended."""
+        """Progress of the run."""
 
     def _per_second(self, rows: float, seconds: float) -> str:
         return f"{rate(rows / max(seconds, 1e-9))} {self.unit}/s"
 
     def _epoch_line(self, parts: list[str], last: bool) -> None:
-        now, self._untold = time.perf_counter(), []
-        if last or now - self._epoch_told >= self.EPOCH_SECONDS:
-            self._epoch_told = now
-            self.say(*parts)
+        now, self._postponed = time.perf_counter(), []
+        if last or now - self._epoch_line_at >= self.EPOCH_SECONDS:
+            self._epoch_line_at = now
+            self.print_line(*parts)
         else:
-            self._untold = parts
+            self._postponed = parts
 
     def _refresh(self, seconds: float) -> None:
-        """Show what is known, unless it was shown less than so many seconds ago."""
+        """Show the present content, at most once in `seconds`."""
         now = time.perf_counter()
         if self._live is None or now - self._refreshed < seconds:
             return
         self._refreshed = now
-        loop = self._loop
+        loop = self._shown_loop
         self._shown.done = loop.steps / max(loop.steps_total, 1) if loop is not None else 0.0
         self._shown.groups = [
             [self._head(), BAR, *([] if loop is None else [f"{self._left()} left"])],
@@ -228,8 +245,8 @@ class _Display(ABC):
         self._live.refresh()
 
     def _pace(self) -> list[str]:
-        """What this process holds now, and the learning rate of the last step."""
-        loop, held = self._loop, f"{rate(resident())}B"
+        """Memory of this process, and the learning rate of the last step."""
+        loop, held = self._shown_loop, f"{rate(resident())}B"
         if loop is None or not loop.steps:
             return [held]
         state = loop.trainer.optimizer_state
@@ -237,35 +254,29 @@ class _Display(ABC):
         return [held, f"lr {next(iter(rates.values())):.3g}"]
 
     def _left(self) -> str:
-        """The time that the steps to come take, if they take as long as those since `begin`."""
-        loop = self._loop
+        """Time left, at the speed since `start`."""
+        loop = self._shown_loop
         done = 0 if loop is None else loop.steps - self._first
         if loop is None or done <= 0:
             return "?"
         return duration((time.perf_counter() - self._start) / done * max(loop.steps_total - loop.steps, 0))
 
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """The validation sets were measured inside of an epoch."""
-        self._validation = measured(evaluation, self.word)
-        self._epoch_line([f"step {evaluation.step}", *chain(*self._validation)], False)
-        self._refresh(0.1)
-
     def _ended(self, done: EpochResult) -> list[list[str]]:
-        """What validation measured at the end of an epoch."""
+        """Numbers of the validation at the end of an epoch."""
         return [numbers(done.val, self.word)] if done.ended is None else measured(done.ended, self.word)
 
 
 class Display(_Display):
-    """Shows a fit, counted in epochs; elsewhere than on a terminal a line for an epoch, at most one a second."""
+    """Display of a training counted in epochs; without a terminal one line per epoch, at most one per second."""
 
     def _head(self) -> str:
         return f"epoch {min(self._done + 1, self.epochs)}/{self.epochs}"
 
-    def _told_rows(self, at: Any, steps: int) -> None:
+    def _show_rows(self, at: Any, steps: int) -> None:
         if at.training:
             self._training = numbers(at.result)
 
-    def epoch(self, done: EpochResult) -> None:
+    def on_pass(self, done: EpochResult) -> None:
         self._done = done.epoch
         self._training, self._validation = numbers(done.train), self._ended(done)
         speed = self._per_second(done.train.ndata, done.seconds)
@@ -277,8 +288,8 @@ class Display(_Display):
 
 
 class StepDisplay(_Display):
-    """Shows a run that is counted in optimiser steps; elsewhere than on a terminal a line every ten seconds, and one
-    for an epoch, at most one a second.
+    """Display of a run counted in optimiser steps; without a terminal a line every ten seconds, and one per epoch, at
+    most one per second.
 
     row_tokens: tokens in a row of data.
     """
@@ -298,7 +309,7 @@ class StepDisplay(_Display):
     def _head(self) -> str:
         return f"step {self._steps_done}/{self.steps}"
 
-    def _told_rows(self, at: Any, steps: int) -> None:
+    def _show_rows(self, at: Any, steps: int) -> None:
         self._steps_done = steps
         if at.training:
             self._training = [f"loss {at.result.recent(self.RECENT):.4f}"]
@@ -308,12 +319,12 @@ class StepDisplay(_Display):
             line = [f"validation {at.rows}/{at.rows_total} rows"]
             self._validation = [line]
             ended = at.rows >= at.rows_total
-        if self._live is None and time.perf_counter() - self._told >= self.LINE_SECONDS and not ended:
-            self._told = time.perf_counter()
-            self.say(*line)
+        if self._live is None and time.perf_counter() - self._line_at >= self.LINE_SECONDS and not ended:
+            self._line_at = time.perf_counter()
+            self.print_line(*line)
 
-    def epoch(self, done: EpochResult) -> None:
-        self._told = time.perf_counter()
+    def on_pass(self, done: EpochResult) -> None:
+        self._line_at = time.perf_counter()
         epochs = max(done.epoch, self.epochs)
         self._validation = self._ended(done)
         parts = [f"epoch {done.epoch}/{epochs}", *numbers(done.train), *chain(*self._validation)]
@@ -322,6 +333,6 @@ class StepDisplay(_Display):
 
 
 def _best_of(loop: Any) -> list[str]:
-    """What early stopping holds for the best so far."""
+    """The best result so far of early stopping."""
     stops = [each for each in loop.callbacks if isinstance(each, EarlyStopping) and each.best_epoch]
     return [f"best {each.monitor or 'loss'} {each.best:.4g} in epoch {each.best_epoch}" for each in stops]

@@ -1,8 +1,8 @@
 """dp_train: replicas of a model, side by side, each with samples of its own and all with the same weights.
 
 A replica is a thread of this process, or, under mpiexec, a process. At step i replica r takes sample i*R + r. It has a
-model, programs, an arena and threads of its own; what it has computed (gradients of its loss, what it would leave in
-running statistics, the loss and its weight) lies in one flat array. The flat arrays are folded in the order of the
+model, programs, an arena and threads of its own; its results (gradients of its loss, next values of running statistics,
+the loss and its weight) are stored in one flat array. The flat arrays are summed in the order of the
 replicas, and then every replica runs the same program on the sum: one guard, one clipping, one update. So all weights
 stay equal, bit for bit, and equal to those of a plain loop that adds up the same samples in the same order.
 """
@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +28,9 @@ from ..base.errors import (
     TrainError,
 )
 from ..base.habits import hinted
+from ..base.options import taken, takes
 from ..base.settings import core_count
+from ..base.training_options import ReplicaOptions
 from ..graph.stored import before_write
 from ..graph.value import Value
 from ..nn.module import Module
@@ -37,21 +38,27 @@ from ..optim.average import check_decay
 from ..optim.clip import check_max
 from ..optim.optimizer import Adam, Optimizer, Schedule
 from ..parallel.agree import agreed
-from ..parallel.communicator import TIMEOUT, Communicator, launched
+from ..parallel.communicator import Communicator, launched
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
 from ..run.backend import check_heeded, is_device, named
 from ..run.compile import names_in_order
+from ..runs.saver import Saver, saver_of
 from ..step.exchange import check_exchange
 from .arguments import check_options, check_skip
-from .replica import Replica, error_at
+from .replica import Replica
 from .replica_job import ReplicaJob
-from .saver import Saver, saver_of
+from .replica_steps import error_at
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .arguments_typed import ReplicaArguments
 
 
 @dataclass(frozen=True)
 class DPResult:
-    """What dp_train made.
+    """The result of dp_train.
 
     .model         replica 0's (under mpiexec this rank's); .models all of this process; their weights are equal
     .loss_history  the mean loss over replicas of each step; .loss the last of them
@@ -90,6 +97,7 @@ class DPResult:
 
 
 @hinted
+@takes(ReplicaOptions)
 def dp_train(
     make_model: Callable[[], Module],
     samples: Sequence[Any],
@@ -103,23 +111,10 @@ def dp_train(
     iterations: int,
     lr: Schedule | None = None,
     optimizer: Optimizer | None = None,
-    max_norm: float = math.inf,
-    max_value: float = math.inf,
-    ema: float = 0.0,
-    on_nonfinite: str = "stop",
     shuffle: bool = False,
-    seed: int = 0,
-    exchange: str = "ordered",
     verbose: bool = False,
     threads: int | None = None,
-    timeout: float = TIMEOUT,
-    run: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    checkpoint_every: str | None = None,
-    keep: int | None = None,
-    stop_after: str | None = None,
-    **options: Any,
+    **settings: Unpack[ReplicaArguments],
 ) -> DPResult:
     """Train replicas of a model, each on samples of its own, and keep their weights equal.
 
@@ -137,29 +132,26 @@ def dp_train(
     iterations  steps: at step i replica r takes sample (i*R + r) mod n; with `shuffle` each pass over the samples has
                 an order of its own, by `seed`
     optimizer   by default Adam(lr), lr 1e-3; its schedules count a pass over the samples as an epoch. Gradients are
-                added up in the order of replicas (exchange="ordered"; with "fast" in whichever is quickest, f32 noise
-                apart), divided once, held between -max_value and max_value, scaled down to the global norm max_norm,
-                and applied in one step. A parameter without gradient in a replica counts as 0 there
-    seed        also of parameters that are not initialised yet, and of dropout: sample j has masks of its own
+                added up over the replicas, divided once, clipped, and applied in one step. A parameter without gradient
+                in a replica counts as 0 there
     threads     of each replica; by default the cores, shared out
-    timeout     seconds without a sign of life of a replica after which the others end
     verbose     show loss and rate on stderr
-    run         a folder for checkpoints, which replica 0 writes every checkpoint_every ("5min", "100steps") and at the
-                end; resume, overwrite, keep, stop_after ("3h", after which loss_history ends): as in gl.fit. Resumed
-                with as many replicas, model and settings as before, the run ends with the bits of one that never
-                stopped; iterations may be more. Samples are compared by content where they are a list or tuple, else by
-                their number
-    ema         the decay of a moving average of the weights, 0 for none: in the end the models hold it, as in gl.fit
-    on_nonfinite  "stop" with NonFiniteError at a step whose loss or gradient is not finite, or "skip" it: it changes
-                nothing, its loss is nan, DPResult.skipped counts it. NonFiniteError when a pass is skipped as a whole
+
+    {options}
+
+    Dropout of sample j has masks of its own. A skipped step changes nothing, its loss is nan, and DPResult.skipped
+    counts it; NonFiniteError when a pass is skipped as a whole. Checkpoints are written by replica 0, at intervals of a
+    duration or of steps. A run is resumed with as many replicas, model and settings as before; iterations may be more.
+    Samples are compared by content where they are a list or tuple, else by their number.
 
     options go to gl.compile. The functions build graphs: they are called once for each distinct shape of sample, in
     each replica, and what they and the models read must not change after that. Running statistics (batch norm) are
     averaged over the replicas at each step. Returns a DPResult.
     Raises what a replica raised, naming replica and sample; NonFiniteError, with the weights before that step kept.
     """
+    use, options = taken(ReplicaOptions, settings)
     check_options("dp_train", options, dp_train)
-    iterations, seed = as_whole("iterations", iterations, 1), as_whole("seed", seed, 0)
+    iterations, seed = as_whole("iterations", iterations, 1), as_whole("seed", use.seed, 0)
     if optimizer is not None and lr is not None:
         raise SettingError("{lr} and {optimizer} are mutually exclusive", lr=lr, optimizer=...)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -180,25 +172,22 @@ def dp_train(
         raise DataError("samples: there are none; need at least one")
     job = ReplicaJob(
         samples, count, loss_fn, forward_fn, target_fn, iterations,
-        optimizer if optimizer is not None else Adam(lr=1e-3 if lr is None else lr), check_max("max_norm", max_norm),
-        check_max("max_value", max_value),
-        as_bool("shuffle", shuffle), seed, check_exchange(exchange), as_bool("verbose", verbose),
-        check_decay("ema", ema), check_skip(on_nonfinite), places, options,
+        optimizer if optimizer is not None else Adam(lr=1e-3 if lr is None else lr),
+        check_max("max_norm", use.max_norm), check_max("max_value", use.max_value),
+        as_bool("shuffle", shuffle), seed, check_exchange(use.exchange), as_bool("verbose", verbose),
+        check_decay("ema", use.ema), check_skip(use.on_nonfinite), places, options,
     )  # fmt: skip
-    ranks = _ranks(replicas, places, timeout)
+    ranks = _ranks(replicas, places, use.timeout)
     began = time.perf_counter()
     mine = ranks[0] if len(ranks) < ranks[0].size else None  # the others are in other processes
     with contextlib.ExitStack() as stack:
         with agreed(mine):
-            saver = saver_of(
-                run, "dp_train", mine, resume=resume, overwrite=overwrite, checkpoint_every=checkpoint_every, keep=keep,
-                stop_after=stop_after,
-            )  # fmt: skip
+            saver = saver_of("dp_train", mine, use)
             if saver is not None:
                 stack.enter_context(saver)
                 if saver.every.epochs is not None:
                     need = "a duration or a number of steps, not epochs"
-                    raise SettingError(setting="checkpoint_every", seen=checkpoint_every, need=need)
+                    raise SettingError(setting="checkpoint_every", seen=use.checkpoint_every, need=need)
         if saver is not None:
             saver.share()
         team = _Team(job, make_model, ranks, threads, saver)

@@ -20,7 +20,7 @@ from .trainer import Trainer
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a pass has come: `rows` of `rows_total` done after `seconds`; `result` so far."""
+    """Progress of a pass: `rows` of `rows_total` done after `seconds`; `result` so far."""
 
     training: bool
     rows: int
@@ -34,15 +34,17 @@ Listener = Callable[[Progress], None]
 
 @dataclass
 class Pass:
-    """The pass under way: its number, the rows that it trains on, and how far it has come.
+    """The open pass of a Loop: its number and the count of the rows that it trains on.
 
-    before: steps of the loop when it began; done: steps of it that have consumed their rows; seconds: spent on it.
+    before   steps of the loop when it began; done: its own steps that have consumed their rows
+    segment  its step at which the open segment ends; seconds: spent on it
     """
 
     number: int
     rows: int
     before: int
     done: int = 0
+    segment: int = 0
     seconds: float = 0.0
     train: Result = field(default_factory=Result)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -125,7 +127,7 @@ def run_part(
     seconds: float = 0.0,
 ) -> None:
     """Train or evaluate on rows start..stop of the source's order, a segment of the part first..last (all of it by
-    default), which the listeners are told of as a whole; `seconds` of it have passed.
+    default). Progress counts the rows of the part, of which `seconds` have passed.
 
     on_batch is called after every micro-batch, on_progress at least every 0.2 s, with `each` after every one, too.
     """
@@ -133,7 +135,7 @@ def run_part(
     began = time.perf_counter() - seconds
     listeners = [each for each in (on_batch, on_progress) if each is not None]
 
-    def heard(done: int) -> None:
+    def report(done: int) -> None:
         at = Progress(training, start - first + done, last - first, time.perf_counter() - began, result)
         for listener in listeners:
             listener(at)
@@ -141,7 +143,7 @@ def run_part(
     trainer.run_rows(
         source, start, stop, result,
         batch_size=batch_size if training else micro_batch_size, micro_batch_size=micro_batch_size, backward=training,
-        each=each or on_batch is not None, heard=heard if listeners else None,
+        each=each or on_batch is not None, on_progress=report if listeners else None,
     )  # fmt: skip
 
 

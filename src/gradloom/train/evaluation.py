@@ -1,4 +1,4 @@
-"""Evaluations: what the validation sets of a training measure, at the end of epochs and inside of them."""
+"""Evaluations: measuring the validation sets of a training, at the end of epochs and inside of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..base.arguments import as_whole
 from ..base.errors import SettingError, TrainError
 from ..base.interval import Interval, as_interval
 from ..data.dataset import Dataset, generator
-from ..step.state import shown
+from ..runs.state import shown
 from .batches import CompiledBatch
 from .callbacks import Callback
 from .epoch import Listener, run_part
@@ -25,7 +25,7 @@ _SUBSET = 3  # the stream of random numbers that draws the rows of a subset
 
 @dataclass(frozen=True)
 class _Set:
-    """Rows of a data set that are measured, as they stand in the order of its source."""
+    """Rows of a data set that are measured, by their positions in the order of its source."""
 
     data: Dataset
     first: int
@@ -41,7 +41,7 @@ class Evaluator:
     sets      further ones by name
     every     "200steps": after every 200th optimiser step, and at the end of each epoch; "2epochs": at the end of every
               second epoch, and of the last one
-    rows      measure at most so many of each set, the same each time
+    rows      maximum number of rows of each set, the same rows each time
 
     SettingError for every, rows and metrics that would have no effect: nothing is measured, in training neither.
     """
@@ -74,7 +74,7 @@ class Evaluator:
                 order[:most].sort()
             self._sets[name] = _Set(one, 0, min(one.n, most or one.n), order)
         if not self._sets:
-            _refuse_unheeded(every, interval, rows, measures)
+            _refuse_without_effect(every, interval, rows, measures)
 
     def __bool__(self) -> bool:
         """There is something to measure."""
@@ -85,13 +85,20 @@ class Evaluator:
         return list(self._sets)
 
     @property
+    def measured(self) -> list[str]:
+        """Names of the numbers of each evaluation, uncertainties aside; see Evaluation.numbers."""
+        each = [*self.trainer.objective.measured, *(name for name, _ in self.measures.metrics)]
+        prefixes = [*["val_"] * bool(self), *(f"{name}." for name in self._sets if name != MAIN)]
+        return [prefix + name for prefix in prefixes for name in each]
+
+    @property
     def every(self) -> str:
         """How often."""
         return f"{self._epochs} epochs" if self.steps is None else f"{self.steps} steps"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides which numbers are measured, and when."""
+        """Settings that affect the measured numbers, for the run identity."""
         rows = {name: one.last - one.first for name, one in self._sets.items()}
         return {"every": self.every, "rows": rows, "metrics": [name for name, _ in self.measures.metrics]}
 
@@ -102,21 +109,21 @@ class Evaluator:
         return [array for source in sources for array in source.arrays]
 
     def due(self, steps: int) -> bool:
-        """An evaluation inside of an epoch belongs after so many steps."""
+        """An evaluation inside of an epoch is due after `steps` steps."""
         return bool(self._sets) and self.steps is not None and steps > 0 and steps % self.steps == 0
 
     def due_at_end(self, epoch: int, is_last: bool) -> bool:
-        """An evaluation belongs at the end of this epoch, counted from 1."""
+        """An evaluation is due at the end of this epoch, counted from 1."""
         return bool(self._sets) and (is_last or epoch % self._epochs == 0)
 
-    def check_heard(self, made: Sequence[Evaluation], steps: int, who: Callback | None) -> None:
-        """TrainError where a run of so many steps makes one of these evaluations not: it belongs to the end of a
-        shorter run, and `who`, a callback that remembers them, has heard it."""
+    def check_repeated(self, made: Sequence[Evaluation], steps: int, callback: Callback | None) -> None:
+        """TrainError where a run of `steps` steps does not make one of these evaluations: it belongs to the end of a
+        shorter run, and `callback` has received it and remembers it."""
         extra = [one for one in made if one.step < steps and not self.due_at_end(one.epoch, False)]
-        if self.steps is None and extra and who is not None:
+        if self.steps is None and extra and callback is not None:
             raise TrainError(
-                f"cannot be resumed: {shown(who)} has heard the evaluation of epoch {extra[0].epoch}, which was made "
-                f"because the run ended there (one every {self.every}); need its length as it was "
+                f"cannot be resumed: {shown(callback)} has received the evaluation of epoch {extra[0].epoch}, which "
+                f"was made because the run ended there (one every {self.every}); requires its length as it was "
                 f"({extra[0].step} steps), or --overwrite (overwrite=True) to start anew"
             )
 
@@ -135,10 +142,11 @@ class Evaluator:
         self,
         results: dict[str, Result],
         micro_batch_size: int,
-        on_batch: Listener | None = None,
         on_progress: Listener | None = None,
+        each: bool = False,
     ) -> None:
-        """Measure all sets, with the weights as they are: one Result after the other joins `results`."""
+        """Measure all sets with the present weights: one Result after the other joins `results`. on_progress, each: as
+        of run_part."""
         for name, one in self._sets.items():
             source = self.trainer.source(one.data)
             if one.order is not None:
@@ -147,13 +155,13 @@ class Evaluator:
             run_part(
                 self.trainer, source, one.first, one.last, results[name],
                 training=False, batch_size=micro_batch_size, micro_batch_size=micro_batch_size,
-                on_batch=on_batch, on_progress=on_progress,
+                on_progress=on_progress, each=each,
             )  # fmt: skip
             results[name].settle()
 
 
-def _refuse_unheeded(every: str | Interval, interval: Interval, rows: int | None, measures: Measures) -> None:
-    """SettingError for what was asked of evaluations, where there is nothing to evaluate."""
+def _refuse_without_effect(every: str | Interval, interval: Interval, rows: int | None, measures: Measures) -> None:
+    """SettingError for options of evaluations, where there is nothing to evaluate."""
     unmeasured = ", ".join(name for name, metric in measures.metrics if not metric.train)
     name, more = "", ""
     seen: Any = ...

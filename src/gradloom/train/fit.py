@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..base.arguments import as_bool, as_whole, what_is
 from ..base.errors import DataError, SettingError
+from ..base.fit_options import FitOptions
 from ..base.habits import hinted
-from ..base.interval import Interval
+from ..base.options import taken, takes, values_of
+from ..base.training_options import TIMEOUT, EvalOptions, ExchangeOptions, StepOptions
 from ..base.warned import warn
 from ..data.dataset import Dataset
 from ..data.loader import DataLoader
-from ..data.table_columns import is_table
+from ..data.reading.table_columns import is_table
 from ..nn.ensemble import Ensemble
 from ..optim.optimizer import Optimizer
 from ..optim.schedules import check_warmup
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
-from ..parallel.communicator import TIMEOUT, Communicator
+from ..parallel.communicator import Communicator
 from ..parallel.join import ranks_of
+from ..runs.saver import saver_of
 from .arguments import check_batch, check_options
 from .callbacks import Callback, Listeners, several
 from .class_weight import ClassWeight, weights_of_classes
@@ -36,36 +38,28 @@ from .loop import Loop
 from .metrics import Measures, Metrics, checked_metrics
 from .outputs import mapped
 from .result import MAIN, Result
-from .saver import saver_of
 from .source import numbers
-from .trained import Freeze, check_freeze
+from .trained import check_freeze
 from .trainer import Model, Trainer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .arguments_typed import FitArguments
 
 Data = Dataset | tuple[Any, Any] | np.ndarray
 
 
 @hinted
+@takes(FitOptions)
 def fit(
     model: Model,
     data: Data | None = None,
     *,
     loss: str | Callable[..., Any] | None = None,
     optimizer: Optimizer | None = None,
-    epochs: int = 1,
-    batch_size: int = 32,
-    micro_batch_size: int | None = None,
-    val_split: float = 0.0,
-    folds: int = 0,
     val: Data | Mapping[str, Data] | None = None,
-    eval_every: str | Interval = "1epoch",
-    eval_rows: int | None = None,
     metrics: Metrics | None = None,
-    seed: int = 0,
-    max_norm: float = math.inf,
-    max_value: float = math.inf,
-    ema: float = 0.0,
-    freeze: Freeze = (),
-    on_nonfinite: str = "stop",
     class_weight: ClassWeight = None,
     progress: bool = True,
     callbacks: Sequence[Callback] | None = None,
@@ -73,124 +67,82 @@ def fit(
     on_progress: Listener | None = None,
     on_train_batch: Listener | None = None,
     on_eval_batch: Listener | None = None,
-    parallel: str | Communicator | None = None,
-    exchange: str = "ordered",
-    timeout: float = TIMEOUT,
-    run: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    checkpoint_every: str | None = None,
-    keep: int | None = None,
-    stop_after: str | None = None,
-    log: str | Sequence[str] = (),
-    log_every: str | None = None,
-    **options: Any,
+    **settings: Unpack[FitArguments],
 ) -> History:
     """Train a model and return one EpochResult per epoch: a list, see History.
 
-    model, loss, optimizer: see gl.Trainer. Several marked losses of a gl.Graph are reported each by its name, and as
-    their sum.
+    model, loss, optimizer  see gl.Trainer. Several marked losses of a gl.Graph are reported by name, and as their sum
+    data           a Dataset, (x, y), or one array. The rows are permuted once by the seed; the training part is
+                   shuffled, by shards, before each epoch
+    val            a validation set in place of val_split, or several by name, together with it: {"clean": data,
+                   "noisy": data}
+    metrics        name -> function or gl.train.Metric, measured together with the loss; see Evaluation,
+                   EpochResult.numbers
+    class_weight   "balanced" (n / (k * count), as scikit-learn), {class: weight} or a weight for each class, which
+                   multiplies the weight of the row in the losses of training and validation, not in accuracies
+    progress       show progress on stderr
+    callbacks      see gl.train.Callback: notified of optimiser steps, evaluations, epochs and the end
+    on_epoch       called with each epoch's result (one listener or several). It may change a Module (a layer, a mode, a
+                   number): the next epoch builds it anew, see Trainer; with ranks, where rank 0 alone calls listeners,
+                   that is a TrainError
+    on_progress    called with the state of a pass at least every 0.2 s; on_train_batch, on_eval_batch: after each
+                   batch. Any listener may raise StopTraining: then the history so far is returned, a part of an epoch
+                   included
 
-    data: a Dataset, (x, y), or one array. The rows are permuted once by the seed; the last `val_split` share of that
-    order is for validation and is never trained on; the training part is shuffled, by shards, before each epoch.
-    batch_size rows make one optimiser step, computed in micro-batches of at most micro_batch_size. seed: of the order,
-    of dropout, and of parameters that are not initialised yet.
-    folds: of an nn.Ensemble, which then trains on all rows: each is in one of so many folds, drawn by the seed, and
-    member m trains on no row of fold m (modulo folds). Validation ("val") measures each row by those members that were
-    not trained on it.
-    val: a validation set in place of val_split, or several by name, beside it: {"clean": data, "noisy": data}.
-    eval_every: "200steps" evaluates after every 200th optimiser step, too, "2epochs" at the end of every second epoch
-    alone; eval_rows: at most so many rows of each set, drawn by the seed, the same each time. metrics: name -> function
-    or gl.train.Metric, measured beside the loss. SettingError for these where there is nothing to evaluate. See
-    Evaluation, EpochResult.numbers.
-    progress: show it on stderr. callbacks: see gl.train.Callback; they are told of optimiser steps, evaluations, epochs
-    and the end. The listeners get each epoch's result (on_epoch may be several listeners), the state of a pass at least
-    every 0.2 s, or every batch; any of them may raise StopTraining: then the history so far is returned, a part of an
-    epoch included. on_epoch may change a
-    Module (a layer, a mode, a number): the next epoch builds it anew, see Trainer; with ranks, where rank 0 alone calls
-    listeners, that is a TrainError. max_norm: an optimiser step divides its gradients, if their global norm is above
-    this, down to it; of an nn.Ensemble, the gradients of each member have a norm of their own (layers that members
-    share have one, too). max_value: before that, it holds each of their elements between -max_value and max_value.
-    ema: the decay of a moving average of the weights, 0 for none: it begins as the weights before the first step, each
-    optimiser step moves it by 1 - ema of the difference, validation and on_epoch see the model with it, and in the end
-    the model holds it; running statistics are the model's own. The weights that were trained are the other set:
-    optimizer.show_average(False), of an optimiser that was made with the parameters.
-    freeze: patterns of names, such as "embed*", of parameters that stay as they are.
-    class_weight: "balanced" (n / (k * count), as scikit-learn), {class: weight} or a weight for each class: the losses
-    of training and validation weigh a label so, times the weight of its row; accuracies do not. Fewer rows than
-    batch_size train as one smaller batch. options go to gl.Trainer (dynamic=) and gl.compile (threads=, ...);
-    SettingError for a name that is no argument. Predictions are kept of the last epoch alone.
-    parallel: "mpi", under mpiexec: each batch is split over the ranks, all of which hold the data and end with the same
-    weights and results. Micro-batch j goes to rank j mod N; micro_batch_size is by default an equal share of the batch,
-    and where it is given the bits do not depend on N, unless exchange is "fast"; running statistics change once a step,
-    without ranks once a micro-batch, so a run without them is another setting. Rank 0 alone shows progress and calls
-    the listeners. timeout: seconds without a sign of life after which a rank is given up and all end.
-    Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. With
-    on_nonfinite="skip" such a batch is left out and counted, see Trainer; how many is said on stderr. On Ctrl-C,
-    KeyboardInterrupt leaves with the weights so far.
-    run: a folder for checkpoints, written beside the training: every five minutes, or every checkpoint_every ("10min",
-    "100steps", "1epoch"), and one at the end, however it comes: by Ctrl-C, by StopTraining, by a loss that is not
-    finite, or after stop_after ("3h"). The newest `keep` (3) stay, and the best. resume=True goes on from the newest,
-    in the middle of an epoch, with the same bits as if the run had never stopped; where there is none, it starts anew,
-    and says so. What decides these bits (model, data, seeds, sizes, optimiser, callbacks that remember) must be the
-    same, else TrainError names what differs; threads, the number of ranks, progress, checkpoint_every, keep, stop_after
-    and epochs may change. An unfinished run in the folder is a FileError unless overwrite=True replaces it. There is
-    always a metrics.jsonl in the folder, and by log= ("csv", "tensorboard") further files with its lines; log_every:
-    "10s" or "50steps", see Log.
+    {options}
+
+    The other arguments go to gl.Trainer (dynamic=) and gl.compile (threads=, ...); SettingError for other names, and
+    for options of an evaluation where there is nothing to evaluate. Predictions are kept of the last epoch only. On
+    Ctrl-C, KeyboardInterrupt leaves with the weights so far. Of a resumed run threads, the number of ranks, progress,
+    checkpoint_every, keep, stop_after and epochs may change.
     """
+    use, options = taken(FitOptions, settings)
     _check_arrays(model, data, options)
     check_options("fit", options, fit, "dynamic")
-    ranks = ranks_of("fit", parallel, timeout, exchange)
+    ranks = ranks_of("fit", use.parallel, use.timeout, use.exchange)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with contextlib.ExitStack() as stack:
         with agreed(ranks):
-            saver = saver_of(
-                run, "fit", ranks, resume=resume, overwrite=overwrite, checkpoint_every=checkpoint_every, keep=keep,
-                stop_after=stop_after,
-            )  # fmt: skip
+            saver = saver_of("fit", ranks, use)
             if saver is not None:
                 stack.enter_context(saver)
-            logs = log_of(saver, log, log_every)
+            logs = log_of(saver, use.log, use.log_every)
             for each in logs:
                 stack.callback(each.close)
         if saver is not None:
             saver.share()
         with agreed(ranks):
             data = as_dataset(data)
-            epochs, progress = as_whole("epochs", epochs, 0), as_bool("progress", progress)
+            epochs, progress = as_whole("epochs", use.epochs, 0), as_bool("progress", progress)
             if not epochs and is_root(ranks):
                 warn("fit: epochs=0 trains nothing; the model stays as it is")
-            seed = as_whole("seed", seed, 0)
-            train_rows, val_rows = data.split(val_split, seed)
-            check_batch(batch_size)
+            seed = as_whole("seed", use.seed, 0)
+            train_rows, val_rows = data.split(use.val_split, seed)
+            check_batch(use.batch_size)
+            micro_batch_size = use.micro_batch_size
             if micro_batch_size is not None:
-                check_batch(micro_batch_size, batch_size, "micro_batch_size")
+                check_batch(micro_batch_size, use.batch_size, "micro_batch_size")
             elif saver is not None:
-                micro_batch_size = saver.size("micro_batch_size", batch_size)
+                micro_batch_size = saver.size("micro_batch_size", use.batch_size)
             data.check_counted(train_rows, "training rows")
             data.check_counted(val_rows, "evaluation rows")
-            folds = _checked_folds(folds, model, val_split, check_freeze(freeze))
+            folds = _checked_folds(use.folds, model, use.val_split, check_freeze(use.freeze))
             val_sets = _validation_sets(val, len(val_rows) > 0 or folds > 0)
             if folds:  # two: a set's order is its own
                 data, val_sets = data.in_folds(folds, seed), {MAIN: data.in_folds(folds, seed), **val_sets}
-            batch_size, micro_batch_size = int(batch_size), int(micro_batch_size or share_of(batch_size, ranks))
+            batch_size = int(use.batch_size)
+            micro_batch_size = int(micro_batch_size or share_of(batch_size, ranks))
             trainer = Trainer(
                 model,
                 loss,
                 optimizer,
                 accumulate=-(-batch_size // micro_batch_size),
-                seed=seed,
-                max_norm=max_norm,
-                max_value=max_value,
-                ema=ema,
-                freeze=freeze,
-                on_nonfinite=on_nonfinite,
                 class_weights=weights_of_classes(class_weight, data, train_rows, val_sets.values()),
                 communicator=ranks,
-                exchange=exchange,
+                **values_of(use, StepOptions, ExchangeOptions),
                 **options,
             )
-        same_settings(ranks, epochs=epochs, val_split=val_split, folds=folds, rows=data.n)
+        same_settings(ranks, epochs=epochs, val_split=use.val_split, folds=folds, rows=data.n)
         steps = epochs * -(-len(train_rows) // batch_size)
         if saver is None and trainer.optimizer.state is None:  # no later training continues the schedule
             check_warmup(trainer.optimizer.settings, steps)
@@ -198,11 +150,11 @@ def fit(
         loop = Loop(
             trainer, data, train_rows, val_rows,
             batch_size=batch_size, micro_batch_size=micro_batch_size, steps=steps, seed=seed,
-             val_sets=val_sets, eval_every=eval_every, eval_rows=eval_rows, metrics=metrics,
+            val_sets=val_sets, metrics=metrics, **values_of(use, EvalOptions),
             callbacks=[*logs, *several(callbacks)], on_epoch=on_epoch, on_progress=on_progress,
             on_train_batch=on_train_batch, on_eval_batch=on_eval_batch, saver=saver,
+            about={"folds": folds} if folds else {},
         )  # fmt: skip
-        loop.about |= {"folds": folds} if folds else {}
         loop.run(display)
     return loop.history
 

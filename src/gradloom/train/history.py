@@ -1,4 +1,4 @@
-"""History: what the passes of a training measured, as the list that gl.fit returns; as columns, and as a plot."""
+"""History: results of the passes of a training, as the list that gl.fit returns; as columns, and as a plot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class History(list[EpochResult], AttributeHints):
     """A list of EpochResult, one for each pass.
 
     kept: the EpochResult of the weights that the model has in the end: of the last pass, or of the best one where
-    EarlyStopping(restore_best=True) gave them back; its val is what these weights measured, None where nothing did.
+    EarlyStopping(restore_best=True) restored them; its val is the validation of these weights, None without any.
     """
 
     kept: EpochResult | None = None
@@ -33,7 +33,7 @@ class History(list[EpochResult], AttributeHints):
             return super().__getitem__(index)
 
     def at(self, epoch: int, step: int | None) -> EpochResult:
-        """The result of this epoch; where a step is given, with the evaluation after so many as its last one.
+        """The result of this epoch; with a step, its last evaluation is that after `step` steps.
         TrainError for an epoch that the history does not have."""
         result = next((one for one in self if one.epoch == epoch), None)
         if result is None:
@@ -44,8 +44,8 @@ class History(list[EpochResult], AttributeHints):
         )
 
     def at_step(self, epoch: int, step: int, latest: Result) -> EpochResult | None:
-        """What was measured of the weights after so many steps, in this epoch: of the pass that trained them, `latest`,
-        as far as it came, and of validation where that measured them; None before the first step."""
+        """Results of the weights after `step` steps, in this epoch: `latest`, of the pass that trained them, and their
+        validation, if there was one; None before the first step."""
         last = self[-1] if self else None
         if latest.ndata and (last is None or last.train is not latest):
             return EpochResult(epoch, latest, None, 0.0)
@@ -97,7 +97,7 @@ class History(list[EpochResult], AttributeHints):
 
 
 def row_of(epoch: EpochResult) -> dict[str, Any]:
-    """What a pass measured, by name of its column: see History.to_dict."""
+    """Results of a pass, by name of the column: see History.to_dict."""
     row: dict[str, Any] = {"epoch": epoch.epoch, **epoch.numbers(), **epoch.rates}
     if len(epoch.train.grad_norms):
         row["grad_norm_mean"] = float(epoch.train.grad_norms.mean())

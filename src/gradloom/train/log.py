@@ -1,4 +1,4 @@
-"""Log: what a run measures, line by line, in the files of its folder (log_files.py)."""
+"""Log: results of a run, line by line, in the files of its folder (runs/log_files.py)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..base.interval import as_interval
 from ..base.memory import resident, resident_peak
 from ..base.schema import items, number, table, whole
 from ..files.targets import check_entry, reason_of
-from ..step.state import need_schema
+from ..runs.checkpoint import print_line
+from ..runs.log_files import DERIVED, LINES, Lines
+from ..runs.state import need_schema
 from .callbacks import Callback
-from .checkpoint import say
 from .epoch import Progress
-from .log_files import LINES, MADE, Lines
 from .result import EpochResult, Evaluation, Result
 
 STATE = table(
@@ -34,23 +34,24 @@ STATE = table(
 
 
 class Log(Callback):
-    """Writes metrics.jsonl into a folder: a line for each evaluation and epoch, and of training one every so often.
+    """Writes metrics.jsonl into a folder: a line for each evaluation and epoch, and lines of training at an interval.
 
-    folder     is made where there is none; or a function that gives it, asked when a file is opened
+    folder     is created if missing; or a function that returns it, called when a file is opened
     kinds      of further files with the same lines: "csv" (metrics.csv) and "tensorboard" (event files in the folder
                tensorboard; BackendError without tensorboardX)
     every      between two lines of training: "10s", or "50steps"
-    row_tokens tokens in a row of data: then lines tell tokens, too
+    row_tokens tokens in a row of data: lines then have tokens, too
 
     A line has kind ("train", "evaluation" or "epoch"), step (optimiser steps done), epoch, time (seconds since 1970),
-    seconds (of the whole run, all its sessions), and what was measured by name: loss, loss_unc, accuracy, ...,
-    val_loss, ...; a line "train" what its epoch has measured since the one before. Also lr (the learning rate of the
-    last step; with parameter groups the others, too), grad_norm (of the last step, before clipping), grad_norm_mean
+    seconds (of the whole run, all its sessions), and measured numbers by name: loss, loss_unc, accuracy, ...,
+    val_loss, ...; in a line "train" the averages since the previous line of its epoch. Also lr (the learning rate of
+    the last step; with parameter groups the others, too), grad_norm (of the last step, before clipping), grad_norm_mean
     (of the same steps as the loss), rows and tokens (trained on in the whole run), rows_per_second and
     tokens_per_second, memory_bytes and memory_peak_bytes (resident). epoch_seconds: of an epoch with its validation.
 
-    Nothing is written before the first optimiser step is done. A resumed run goes on in the same files: lines that were
-    written after its checkpoint are cut. A line that cannot be written is said on stderr, and the training goes on.
+    Nothing is written before the first optimiser step is done. A resumed run continues the same files: lines that
+    were written after its checkpoint are cut. A line that cannot be written is reported on stderr, and the training
+    continues.
     """
 
     steers = False
@@ -64,19 +65,19 @@ class Log(Callback):
     ) -> None:
         names = [kinds] if isinstance(kinds, str) else list(kinds)
         for name in names:
-            if name not in MADE:
-                raise SettingError(setting="log", seen=kinds, need=f"some of {', '.join(MADE)}")
+            if name not in DERIVED:
+                raise SettingError(setting="log", seen=kinds, need=f"some of {', '.join(DERIVED)}")
         self._folder = folder
         self._every = as_interval("log_every", every, "seconds", "steps")
         self.every_steps = self._every.steps
         self._row_tokens = None if row_tokens is None else as_whole("row_tokens", row_tokens, 1)
-        self._lines = Lines([MADE[name]() for name in dict.fromkeys(names)])
+        self._lines = Lines([DERIVED[name]() for name in dict.fromkeys(names)])
         self._early: list[dict[str, Any]] = []  # before the first step
         self._failed = ""  # the last error of writing
         self._shown = Path(LINES) if callable(folder) else Path(folder) / LINES  # the place in messages
         self._loop: Any = None
         self._before = 0.0  # seconds of earlier sessions
-        self._began = self._told = time.perf_counter()
+        self._began = self._line_at = time.perf_counter()
         self._gain = Gain()
 
     @property
@@ -84,12 +85,12 @@ class Log(Callback):
         """Where the files are."""
         return self._folder() if callable(self._folder) else Path(self._folder)
 
-    # ---- what a callback hears ---------------------------------------------------------------------------------
+    # ---- events ---------------------------------------------------------------------------------
 
     def begin(self, loop: Any) -> None:
         """The training begins. FileError when there can be no metrics.jsonl in the folder."""
         self._loop = loop
-        self._began = self._told = time.perf_counter()
+        self._began = self._line_at = time.perf_counter()
         if callable(self._folder):  # of a run, which has looked at it
             return
         try:
@@ -99,7 +100,7 @@ class Log(Callback):
         check_entry(self.folder / LINES)
 
     def on_progress(self, progress: Progress) -> None:
-        """A line of training, when it is time for one."""
+        """A line of training, if one is due."""
         self._gain.look(progress, self._loop)
         if progress.training and self._is_due():
             self._train_line(progress.result)
@@ -128,23 +129,24 @@ class Log(Callback):
         self._guarded(self._lines.close)
 
     def state(self) -> dict[str, Any]:
-        """How long the run has taken, how long metrics.jsonl is, what its last line of training has told, and how long
-        ago."""
-        told = {"told": list(self._gain.told), "steps": self._gain.steps, "waited": time.perf_counter() - self._told}
-        return {"seconds": self._seconds(), "size": self._lines.size, **told}
+        """Seconds of the run, bytes of metrics.jsonl, counts at its last line of training, seconds since then."""
+        return {
+            "seconds": self._seconds(), "size": self._lines.size, "told": list(self._gain.reported),
+            "steps": self._gain.steps, "waited": time.perf_counter() - self._line_at,
+        }  # fmt: skip
 
     def check_state(self, values: Mapping[str, Any]) -> None:
         """TrainError where these are not what `state` gives."""
         need_schema(STATE, values, "load: log")
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken; TrainError as for check_state."""
+        """Restore from the result of `state`; TrainError as for check_state."""
         self.check_state(values)
         self._before, self._began = float(values["seconds"]), time.perf_counter()
         self._lines.close()
         self._lines.size = int(values["size"])
-        self._gain.told, self._gain.steps = tuple(values["told"]), int(values["steps"])
-        self._told = self._began - float(values.get("waited", 0.0))  # which older versions do not tell
+        self._gain.reported, self._gain.steps = tuple(values["told"]), int(values["steps"])
+        self._line_at = self._began - float(values.get("waited", 0.0))  # which older versions lack
         loop = self._loop
         if loop is not None and not loop.is_between_passes and self._is_due():  # it was stopped just before this line
             self._train_line(loop.latest)
@@ -152,15 +154,15 @@ class Log(Callback):
     # ---- lines ---------------------------------------------------------------------------------------------------
 
     def _is_due(self) -> bool:
-        """It is time for a line of training: of whole steps, and of some that no line has told of."""
-        if self._loop.steps <= self._gain.steps or self._loop.trainer.local.in_window:
+        """A line of training is due: outside of an accumulation window, with steps since the last line."""
+        if self._loop.steps <= self._gain.steps or self._loop.trainer.driver.in_window:
             return False
         if self.every_steps is None:
-            return time.perf_counter() - self._told >= self._every.number
+            return time.perf_counter() - self._line_at >= self._every.number
         return self._loop.steps % self.every_steps == 0
 
     def _train_line(self, result: Result) -> None:
-        loop, self._told = self._loop, time.perf_counter()
+        loop, self._line_at = self._loop, time.perf_counter()
         state = loop.trainer.optimizer_state
         found, speed = self._gain.take(result, loop)
         found |= state.rates(max(state.steps - 1, 0), loop.epoch - 1)
@@ -194,29 +196,29 @@ class Log(Callback):
         self._lines.add(folder, line)
 
     def _guarded(self, write: Callable[[], None]) -> None:
-        """Write; what goes wrong is said, once for each kind of error."""
+        """Write; an error is printed, once for each kind."""
         try:
             write()
         except (OSError, FileError) as error:
             why = reason_of(error) if isinstance(error, OSError) else str(error)
             if why != self._failed:
                 self._failed = why
-                say(f"{self._shown}: a line cannot be written: {why}; the training goes on")
+                print_line(f"{self._shown}: a line cannot be written: {why}; the training goes on")
 
 
 class Gain:
-    """What a pass has gained since its last line of training: means of batches and steps, and rows per second.
+    """Means of batches and steps since the last line of training of a pass, and rows per second.
 
-    told: epoch, batches, steps, rows that count, right ones among them: of the pass, when that line was written.
+    reported: epoch, batches, steps, rows that count, right ones among them: of the pass, when that line was written.
     """
 
     def __init__(self) -> None:
-        self.told: tuple[int, ...] = (0, 0, 0, 0, 0)
+        self.reported: tuple[int, ...] = (0, 0, 0, 0, 0)
         self.steps = 0  # of the training, when that line was written
         self._from = 0, 0, 0.0  # epoch, rows and time since when the speed is measured
 
     def look(self, progress: Progress, loop: Any) -> None:
-        """A pass has come so far: its speed is that of training alone."""
+        """Note the progress of a pass: its speed is that of training alone."""
         now = time.perf_counter()
         if not progress.training:
             self._from = loop.epoch, loop.rows, now
@@ -227,14 +229,14 @@ class Gain:
         """(the numbers of a line, rows per second); the next line begins here."""
         norms, now = result.grad_norms, time.perf_counter()
         mark = loop.epoch, result.batches, len(norms), result.counted, result.correct
-        batches, steps, counted, correct = self.told[1:] if self.told[0] == loop.epoch else (0, 0, 0, 0)
+        batches, steps, counted, correct = self.reported[1:] if self.reported[0] == loop.epoch else (0, 0, 0, 0)
         found: dict[str, Any] = {"loss": result.latest(result.batches - batches)[0]}
         found |= result.latest_losses(result.batches - batches)
         if result.counted > counted:
             found["accuracy"] = (result.correct - correct) / (result.counted - counted)
         found |= _norms(norms[steps:])
         _, rows, began = self._from
-        self.told, self.steps, self._from = mark, loop.steps, (loop.epoch, loop.rows, now)
+        self.reported, self.steps, self._from = mark, loop.steps, (loop.epoch, loop.rows, now)
         return found, (loop.rows - rows) / max(now - began, 1e-9)
 
 

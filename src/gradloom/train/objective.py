@@ -37,7 +37,7 @@ Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
 
 
 class _Losses(NamedTuple):
-    """The outputs of a batch, loss sum, weight, what is measured besides, its layout, and BatchGraph.adds_up."""
+    """The outputs of a batch, loss sum, weight, values of metrics, their layout, and BatchGraph.adds_up."""
 
     outputs: Outputs
     total: Value
@@ -49,8 +49,8 @@ class _Losses(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchGraph:
-    """The graph of a batch: loss sum f32[], weight f32[], predicted classes [rows, ...] where there are some, what the
-    layout says; with gradients of the loss sum, one for each parameter that it reaches."""
+    """The graph of a batch: loss sum f32[], weight f32[], predicted classes [rows, ...] where there are some, and the
+    values of the layout; gradients of the loss sum, one for each parameter that it reaches."""
 
     outputs: list[Value]
     grads: list[Value] | None
@@ -60,9 +60,12 @@ class BatchGraph:
 
 
 class Objective:
-    """What a trainer computes of a batch. loss: a name or a function; None: the marked losses of a graph, else
-    cross_entropy. state: that of the optimiser, which knows what was chosen to train.
-    class_weights: f32 [classes], how much labels weigh in the loss."""
+    """Builds the graph of a batch: model, loss and gradients.
+
+    loss           a name or a function; None: the marked losses of a graph, else cross_entropy
+    state          of the optimiser, with the parameters chosen to train
+    class_weights  f32 [classes], weights of labels in the loss
+    """
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class Objective:
         return contextlib.nullcontext() if as_set else mode(backward)
 
     def outputs(self, x: Value, backward: bool) -> Outputs:
-        """What the model gives for a batch."""
+        """The model's outputs for a batch."""
         if isinstance(self.model, Module):
             with self.mode(backward):
                 outputs = self.model(x)
@@ -111,7 +114,7 @@ class Objective:
     def graph(
         self, source: RowSource | FeedSource, rows: int, backward: bool, measures: Measures = NOTHING
     ) -> BatchGraph:
-        """The graph of so many rows, with `backward` its gradients; with what is measured beside the loss."""
+        """The graph of `rows` rows; backward: with gradients; measures: the metrics."""
         mark = next_serial()
         pred, total, weight, extra, layout, adds_up = self._losses(source, rows, backward, measures)
         reached = reached_parameters(total) if backward else []
@@ -140,6 +143,12 @@ class Objective:
             raise GradientError("train: the loss depends on no trainable parameter; need at least one")
         self._warn_unreached([name for (name, _), g in zip(trained, grads, strict=True) if g is None])
         return BatchGraph(outputs, [g for _, g in pairs], tuple(p for p, _ in pairs), layout, adds_up)
+
+    @property
+    def measured(self) -> list[str]:
+        """Names of the numbers that a Result holds without metrics, uncertainties aside."""
+        names = self.model.names if isinstance(self.model, MarkedGraph) else []
+        return ["loss", *(names if len(names) > 1 else []), *["accuracy"] * self.has_predictions]
 
     @property
     def looks_at_labels(self) -> bool:
@@ -183,7 +192,7 @@ class Objective:
     def _marked(
         self, graph: MarkedGraph, source: RowSource | FeedSource, rows: int, leaves: Leaves, measures: Measures
     ) -> _Losses:
-        """The marked losses of a graph: their sum, and of several each one before what else is measured."""
+        """The marked losses of a graph: their sum, and several ones each, before the values of metrics."""
         x, labels, weights = leaves
         if self.class_weights is not None and labels is not None:
             weights = class_weighted(self.class_weights, labels, weights)
@@ -205,7 +214,7 @@ class Objective:
         return _Losses(pred, total, weight, extra, layout, adds_up)
 
     def _by_others(self, x: Value, left_out: Value) -> Value:
-        """What those members give of each row that are not trained on it: [rows, outputs]."""
+        """The mean output for each row of the members that are not trained on it: [rows, outputs]."""
         assert isinstance(self.model, Ensemble)
         with self.mode(False):
             return self.model.averaged(self.model.of_each(x), left_out)
@@ -231,8 +240,7 @@ class Objective:
         return dict(sorted(named.items(), key=lambda one: order.get(one[1].stored, len(order))))
 
     def _trained(self, total: Value, reached: Sequence[Parameter]) -> list[tuple[str, Parameter]]:
-        """The parameters that are to train, with their names; GraphError for one that the loss reaches and that nobody
-        trains."""
+        """The parameters to train, with their names; GraphError for one that the loss reaches and nothing trains."""
         own = self.named()
         mine = {p.stored for p in own.values()}
         named = [*own.items(), *((p.name, p) for p in reached if p.stored not in mine)]
@@ -277,8 +285,8 @@ def _need_averages(model: Any, loss: str | Callable[..., Any]) -> None:
 
 
 def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | MarkedGraph | tuple[Value, Outputs]:
-    """A Graph with its marked losses or as its (input, outputs), anything else as it is; GraphError for what is no
-    model."""
+    """The model of a trainer: a gl.Graph as MarkedGraph or (input, outputs), others unchanged; GraphError for another
+    type."""
     if isinstance(model, Graph):
         return MarkedGraph(model) if model.is_marked else model.as_pair()
     if isinstance(model, type):

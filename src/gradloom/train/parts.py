@@ -1,4 +1,4 @@
-"""TrainerParts: what a trainer keeps from step to step, as parts of the state of a run."""
+"""TrainerParts: the parts of a trainer in the state of a run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from ..base.errors import TrainError
 from ..base.schema import MOST, any_number, items, number, optional, table, text, whole
-from ..eager.draws import load_position, position
 from ..graph.stored import Stored
 from ..optim.state import OptimizerState
-from ..step.state import (
+from ..runs.module_state import MODULES, ModuleState
+from ..runs.state import (
     AVERAGE,
     OPTIMIZER_OF_MODULE,
     PARAMETERS,
@@ -28,41 +28,33 @@ from ..step.state import (
     of_parameters,
     of_window,
 )
-from .local import LocalSteps
-from .module_state import MODULES, ModuleState
 from .objective import Objective
+from .steps import Steps
 
-COUNTERS = ("skipped", "in_window", "held", "window_rows")  # of LocalSteps
+COUNTERS = ("skipped", "in_window", "held", "window_rows")  # of Steps
 ROWS = table({
     "seed": whole(-MOST), "max_norm": number(0, finite=False), "max_value": number(0, finite=False),
     "freeze": items(text), "build": text, "accumulate": whole(1), "class_weights": optional(items(any_number)),
     **dict.fromkeys(COUNTERS, whole()),
 })  # fmt: skip
-DRAWS = table({"seed": whole(0, 2**63 - 1), "step": whole()}, absent=("seed", "step"))
 
 Values = Mapping[str, Any]
 
 
-def register_draws(own: TrainState) -> None:
-    """Make what eager code draws, by gl.seed and a count, a part of this state."""
-    own.register("eager draws", position, load_position, schema=DRAWS)
-
-
 class TrainerParts:
-    """The model, what its modules hold beside arrays, the optimiser, the open window, the average of the weights, and
-    the rows of a window.
+    """Model, attributes of its modules, optimiser, open window, average of the weights, and row counters of a window.
 
     written: the arrays of the model that steps have written so far
     """
 
     def __init__(
-        self, objective: Objective, state: OptimizerState, local: LocalSteps, written: Callable[[], list[Stored]]
+        self, objective: Objective, state: OptimizerState, driver: Steps, written: Callable[[], list[Stored]]
     ) -> None:
-        self.objective, self.state, self.local, self.written = objective, state, local, written
+        self.objective, self.state, self.driver, self.written = objective, state, driver, written
         self.modules = ModuleState(objective.model, objective.loss)
 
     def register(self, own: TrainState) -> None:
-        """Make them parts of this state."""
+        """Register them as parts of this state."""
         state = self.state
         own.register("model", self._model, self._load_model, finite, schema=PARAMETERS)
         own.register("modules", self.modules.part, self.modules.load, schema=MODULES)
@@ -94,7 +86,7 @@ class TrainerParts:
         return {"joined": joined, "trainable": [name for stored, name in names.items() if stored.role == "trained"]}
 
     def _load_optimizer(self, values: Values) -> Callable[[], None]:
-        """Parameters that were frozen or thawed since the run began are so again; so numbers name the same ones."""
+        """Restore `trainable` of the parameters first, so that numbers name the same ones."""
         named, own = self.objective.named(), ("joined", "trainable")
         check_names("model", named, {*values["joined"], *values["trainable"]} | named.keys())
         before = {p: p.trainable for p in named.values()}
@@ -110,14 +102,14 @@ class TrainerParts:
             raise
 
     def _rows(self) -> dict[str, Any]:
-        """What a window has seen, how many batches were skipped, and the numbers that decide how steps go on."""
-        local, objective = self.local, self.objective
+        """Counters of the window and of skipped batches, and the settings of steps."""
+        driver, objective = self.driver, self.objective
         settings = {
-            "seed": local.seed, "max_norm": local.max_norm, "max_value": local.max_value,
-            "freeze": list(objective.freeze), "build": local.build, "accumulate": local.accumulate,
+            "seed": driver.seed, "max_norm": driver.max_norm, "max_value": driver.max_value,
+            "freeze": list(objective.freeze), "build": driver.build, "accumulate": driver.accumulate,
             "class_weights": None if objective.class_weights is None else objective.class_weights.tolist(),
         }  # fmt: skip
-        return settings | {name: getattr(local, name) for name in COUNTERS}
+        return settings | {name: getattr(driver, name) for name in COUNTERS}
 
     def _load_rows(self, values: Values) -> Callable[[], None]:
         mine = self._rows()
@@ -126,8 +118,8 @@ class TrainerParts:
         check_equal("rows", values, {name: value for name, value in mine.items() if name not in COUNTERS})
 
         def load() -> None:
-            self.local.reset()
+            self.driver.reset()
             for name in COUNTERS:
-                setattr(self.local, name, values[name])
+                setattr(self.driver, name, values[name])
 
         return load

@@ -1,18 +1,37 @@
-"""ReplicaJob: what all replicas of dp_train are asked to do."""
+"""ReplicaJob: the settings of all replicas of dp_train, the samples in their order, and the graph of a sample."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from ..base.dtypes import dtype
+from ..base.errors import DataError, GraphError, SettingError, ShapeError
 from ..base.settings import switches
+from ..data.dataset import generator
+from ..graph.grad import gradients
+from ..graph.leaves import constant
+from ..graph.leaves import input as input_value
+from ..graph.numbers import kind_of
+from ..graph.streams import fresh_streams
+from ..graph.value import Value, describe
+from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..run.backend import device_of_rank
 from ..run.cpu_backend import isa_of
-from ..step.state import shown
-from .identity import optimizer_of
-from .samples import Leaves, as_sample, flatten
+from ..runs.identity import optimizer_of
+from ..runs.state import shown
+from .metrics import EMPTY
+from .objective import BatchGraph
+from .source import check_ids, numbers
+from .trained import reached_parameters, refuse_untrained
+
+Leaves = dict[str, np.ndarray]
+
+_ORDER = 3  # the stream of generator(seed, _ORDER, pass)
 
 
 @dataclass(frozen=True)
@@ -70,3 +89,119 @@ class ReplicaJob:
         leaves: Leaves = {}
         layouts = [flatten(as_sample(sample), f"{i}.", leaves) for i, sample in enumerate(self.samples)]
         return [repr(layouts), *leaves.values()]
+
+
+# ---- samples ----
+
+
+class Sample(NamedTuple):
+    """A sample as named arrays, and how they form a pair or a dict: see samples.flatten."""
+
+    number: int
+    layout: Any
+    leaves: Leaves
+
+    @property
+    def key(self) -> Hashable:
+        """Equal keys, equal graphs."""
+        return (self.layout, *((a.shape, a.dtype.str) for a in self.leaves.values()))
+
+
+class SampleSource:
+    """The samples of a whole training, one pass after the other. at: a position in it, from 0."""
+
+    def __init__(self, job: ReplicaJob) -> None:
+        self._job = job
+        self._pass, self._order = -1, np.arange(0)
+
+    def number(self, at: int) -> int:
+        """The number of the sample among those of the job."""
+        job = self._job
+        number, at = divmod(at, job.count)
+        if not job.shuffle:
+            return at
+        if number != self._pass:
+            self._pass, self._order = number, generator(job.seed, _ORDER, number).permutation(job.count)
+        return int(self._order[at])
+
+    def sample(self, at: int) -> Sample:
+        """The sample."""
+        number, leaves = self.number(at), Leaves()
+        return Sample(number, flatten(as_sample(self._job.samples[number]), "", leaves), leaves)
+
+
+class SampleObjective:
+    """The loss of one sample, with its gradients."""
+
+    is_total = has_predictions = False
+
+    def __init__(self, job: ReplicaJob, model: Module) -> None:
+        self._job, self._model = job, model
+        self.parameters, self.buffers = model.named_parameters(), model.named_buffers()
+
+    def graph(self, of: Sample) -> BatchGraph:
+        """The graph of a sample: loss sum, weight, and the gradients of the parameters that the loss reaches."""
+        job = self._job
+        sample = rebuilt(of.layout, {n: input_value(n, a.shape, dtype(a.dtype)) for n, a in of.leaves.items()})
+        if isinstance(sample, dict) and (job.forward_fn is None or job.target_fn is None):
+            lacks = "forward_fn" if job.forward_fn is None else "target_fn"
+            raise SettingError(f"samples are dicts of {sorted(sample)}; need {lacks}, which picks out of them")
+        with fresh_streams():
+            out = self._model(sample[0]) if job.forward_fn is None else job.forward_fn(self._model, sample)
+            target = sample[1] if job.target_fn is None else job.target_fn(sample)
+            total, weight = _loss_pair(job.loss_fn(out, target))
+        parameters = list(self.parameters.values())
+        refuse_untrained("dp_train", total, reached_parameters(total), {p.stored for p in parameters})
+        pairs = [(p, g) for p, g in zip(parameters, gradients(total, parameters), strict=True) if g is not None]
+        return BatchGraph([total, weight], [g for _, g in pairs], tuple(p for p, _ in pairs), EMPTY)
+
+
+def _loss_pair(loss: Any) -> tuple[Value, Value]:
+    """(sum, weight) from the result of loss_fn; a scalar has weight 1."""
+    pair = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, constant(1.0))
+    for v in pair:
+        if not isinstance(v, Value):
+            raise GraphError(f"loss_fn gave {type(v).__name__}; need a scalar of the graph, or a pair (sum, weight)")
+        if v.shape:
+            raise ShapeError(f"loss_fn gave {describe(v)}; need a scalar, or a pair of scalars (sum, weight)")
+    return pair
+
+
+def as_sample(sample: Any) -> Any:
+    """The sample as a pair or a dict; DataError for anything else."""
+    if isinstance(sample, dict):
+        return sample
+    if isinstance(sample, (tuple, list)) and len(sample) == 2:
+        return tuple(sample)
+    seen = f"{type(sample).__name__} of {len(sample)}" if isinstance(sample, (tuple, list)) else type(sample).__name__
+    raise DataError(f"got {seen}; need a pair (x, target) or a dict of arrays")
+
+
+def flatten(part: Any, name: str, leaves: Leaves) -> Any:
+    """Collect the arrays of tuples and dicts, and answer a hashable layout for `rebuilt`."""
+    if isinstance(part, dict):
+        return ("dict", *((k, flatten(v, f"{name}.{k}" if name else str(k), leaves)) for k, v in part.items()))
+    if isinstance(part, tuple):
+        names = ("x", "target") if not name else [f"{name}[{i}]" for i in range(len(part))]
+        return ("tuple", *(flatten(v, n, leaves) for n, v in zip(names, part, strict=True)))
+    if name in leaves:
+        raise DataError(f"{name} is there twice; need one array for a name")
+    leaves[name] = _as_leaf(name, part)
+    return name
+
+
+def rebuilt(layout: Any, values: dict[str, Value]) -> Any:
+    """The sample of a layout, with values in the place of its arrays."""
+    if isinstance(layout, str):
+        return values[layout]
+    if layout[0] == "dict":
+        return {k: rebuilt(v, values) for k, v in layout[1:]}
+    return tuple(rebuilt(v, values) for v in layout[1:])
+
+
+def _as_leaf(name: str, data: Any) -> np.ndarray:
+    """Numbers in the dtype that gl.tensor gives them."""
+    array, kind = numbers(name, data, ("bfloat16",)), kind_of(data)
+    if not kind.is_float:
+        check_ids(name, array, kind.numpy)
+    return array.astype(kind.numpy, copy=False)

@@ -124,8 +124,8 @@ def _wrapped(name: str, array: np.ndarray) -> Value:
 class FeedSource:
     """Rows that the caller hands over with each step: batch [rows, ...], labels [rows, ...], weights [rows].
 
-    kind: the dtype of the model's input, f32 or i32, where it declares one. looks: whether labels are ignored decides
-    what is computed.
+    kind: the dtype of the model's input, f32 or i32, where it declares one. looks: the computation depends on whether
+    labels are ignored.
     """
 
     def __init__(

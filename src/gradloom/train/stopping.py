@@ -1,4 +1,4 @@
-"""Ending a training early, and in order: EarlyStopping."""
+"""EarlyStopping: end a training when a number stops improving."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.arguments import as_bool, nearest
-from ..base.errors import DataError, SettingError, TrainError
+from ..base.errors import SettingError, TrainError
 from ..base.habits import KeywordHints
 from ..base.interrupts import StopTraining
 from ..base.schema import Schema, anything, array, flag, mapping, number, optional, shown_name, table, whole
 from ..graph.stored import copies, replace
-from ..step.state import matching, need_schema
+from ..runs.state import matching, need_schema
 from .callbacks import Callback
-from .metrics import Metric
-from .scores import HIGHER, score_metric
+from .metrics import UNCERTAINTY
 
 if TYPE_CHECKING:
+    from ..parallel.communicator import Communicator
     from .result import EpochResult, Evaluation
-    from .split import Split
     from .trainer import Trainer
 
 _KEPT = "weights."  # before the name of an array of the best epoch
@@ -33,7 +32,7 @@ _FIELDS: dict[str, Schema] = {
 _WEIGHTS: dict[str, Schema] = {r"weights\..+": array()}
 STATE = table(_FIELDS, _WEIGHTS)
 _STATE_OF_SUBCLASS = table(_FIELDS, _WEIGHTS | {".*": anything})
-_HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")  # how names end of what is to be large
+_HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")  # endings of names of numbers to be maximised
 
 
 class EarlyStopping(Callback, KeywordHints):
@@ -45,8 +44,8 @@ class EarlyStopping(Callback, KeywordHints):
                   min_delta; "auto": "max" for names that end in accuracy, acc, auc, f1, precision, recall or r2
     patience      0 is as 1: the first epoch that is no better ends the training. Where validation is measured inside of
                   epochs, too (eval_every="200steps"), and the number is one of validation, patience counts evaluations
-    restore_best  at the end, however it comes, the model gets back the weights (and running statistics) that it had
-                  at its best
+    restore_best  at the end, also after an interruption, restore the weights (and running statistics) of the best
+                  evaluation
 
         stop = gl.train.EarlyStopping(patience=5)
         gl.fit(model, data, val_split=0.1, epochs=1000, callbacks=[stop])
@@ -93,7 +92,11 @@ class EarlyStopping(Callback, KeywordHints):
         self.restored: tuple[int, int | None] | None = None  # epoch and step whose weights the model has got back
 
     def begin(self, loop: Any) -> None:
-        """A training begins. loop: a Loop, or the Trainer in a loop of your own."""
+        """A training begins. loop: a Loop, or the Trainer in a loop of your own. SettingError for a monitor that the
+        Loop does not measure."""
+        if self.monitor is not None and hasattr(loop, "evaluator"):
+            metrics = [name for name, _ in loop.measures.metrics]
+            self._check_monitor([*loop.trainer.objective.measured, *metrics, *loop.evaluator.measured])
         self._forget()
         self._trainer = getattr(loop, "trainer", loop)
         self._evaluates = bool(getattr(loop, "evaluator", False))
@@ -101,7 +104,7 @@ class EarlyStopping(Callback, KeywordHints):
             loop.train_state.register("early stopping", self.state, self._loading, schema=mapping(anything))
 
     def state(self) -> dict[str, Any]:
-        """What it remembers from epoch to epoch; weights.NAME: arrays of the best epoch."""
+        """Its state from epoch to epoch; weights.NAME: arrays of the best epoch."""
         weights = {f"{_KEPT}{name}": array for name, array in self._weights.items()}
         return {
             "best": self.best, "best_epoch": self.best_epoch, "best_step": self.best_step, "waited": self._waited,
@@ -122,7 +125,7 @@ class EarlyStopping(Callback, KeywordHints):
         return partial(self.load_state, values)
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Take back what `state` gave; TrainError as for check_state."""
+        """Restore from the result of `state`; TrainError as for check_state."""
         self.check_state(values)
         self.best, self.best_epoch = float(values["best"]), int(values["best_epoch"])
         self.best_step = values["best_step"]
@@ -158,7 +161,7 @@ class EarlyStopping(Callback, KeywordHints):
             raise StopTraining(f"no better {self.monitor or 'loss'} than {self.best:.6g} of epoch {self.best_epoch}")
 
     def __call__(self, result: EpochResult) -> None:
-        """The same as on_epoch: it may stand where a function of an EpochResult does."""
+        """The same as on_epoch: usable as a function of an EpochResult."""
         self.on_epoch(result)
 
     def _number(self, result: EpochResult) -> float:
@@ -166,9 +169,17 @@ class EarlyStopping(Callback, KeywordHints):
             return monitored(result)
         numbers = result.numbers()
         if self.monitor not in numbers:
-            hint = nearest(self.monitor, numbers, f"must be one of {', '.join(numbers)}")
-            raise SettingError(f"{{monitor}} is not measured{hint}", monitor=self.monitor, place="EarlyStopping")
+            self._check_monitor([name for name in numbers if not name.endswith(UNCERTAINTY)])
+            text = f"{{monitor}} is not known for epoch {result.epoch}"
+            raise SettingError(text, monitor=self.monitor, place="EarlyStopping")
         return numbers[self.monitor]
+
+    def _check_monitor(self, names: list[str]) -> None:
+        """SettingError unless the monitor is one of the names, or the uncertainty of one."""
+        assert self.monitor is not None
+        if self.monitor.removesuffix(UNCERTAINTY) not in names:
+            hint = nearest(self.monitor, names, f"requires one of {', '.join(names)}")
+            raise SettingError(f"{{monitor}} is not measured{hint}", monitor=self.monitor, place="EarlyStopping")
 
     def _keep(self) -> None:
         if self._trainer is None:
@@ -197,40 +208,14 @@ class EarlyStopping(Callback, KeywordHints):
         return f"EarlyStopping(patience={self.patience}, min_delta={self.min_delta:g}{kept}{watched})"
 
 
-class _ScoreStopping(EarlyStopping):
-    """EarlyStopping at one of scores.SCORES, which is nan only where it is not defined for the rows."""
-
-    def _observe(self, number: float, epoch: int, step: int | None = None) -> None:
-        if math.isnan(number):
-            need = "two classes" if self.monitor == "val_roc_auc" else "targets that differ"
-            text = f"{self.monitor} is not defined for the validation rows; use rows with {need}, or another {{metric}}"
-            raise DataError(text, metric=...)
-        super()._observe(number, epoch, step)
-
-
-def stopping_at(
-    score: str | None, patience: int, loss: str, units: Callable[[np.ndarray], np.ndarray], monitor: str | None = None
-) -> tuple[list[EarlyStopping], dict[str, Metric] | None]:
-    """(callbacks, metrics) for gl.fit: a training that keeps its best weights, and ends after so many evaluations
-    without a better score of the validation rows; patience 0: it does not. score: one of scores.SCORES; None: what
-    monitor names. loss, units: as of score_metric."""
-    if not patience:
-        return [], None
-    if score is None:
-        return [EarlyStopping(patience, restore_best=True, monitor=monitor)], None
-    mode = "max" if score in HIGHER else "min"
-    stops = _ScoreStopping(patience, restore_best=True, monitor=f"val_{score}", mode=mode)
-    return [stops], None if score == "accuracy" else {score: score_metric(score, loss, units)}
-
-
 def monitored(result: EpochResult) -> float:
     """The loss that judges an epoch: of validation, else of training."""
     return float((result.train if result.val is None else result.val).loss)
 
 
-def restored(callbacks: Iterable[Callback], split: Split | None) -> tuple[int, int | None] | None:
-    """Epoch and step of the weights that an EarlyStopping of these has given back at the end; None: they are the last
-    ones. split: of a training with ranks, where rank 0 alone tells its callbacks."""
+def restored(callbacks: Iterable[Callback], ranks: Communicator | None) -> tuple[int, int | None] | None:
+    """Epoch and step of the weights that an EarlyStopping of these has restored at the end; None: the last ones.
+    ranks: those that train together, where rank 0 alone calls its callbacks."""
     given = [each.restored for each in callbacks if isinstance(each, EarlyStopping) and each.restored]
     found = given[-1] if given else None
-    return found if split is None else split.ranks.gather(found)[0]
+    return found if ranks is None else ranks.gather(found)[0]

@@ -3,7 +3,7 @@
 factor * mean(x)                          x [rows, ...]: weight rows, or the sum of the data's row weights
 factor * cross_entropy(logits, labels)    the weight that the op gives: labels that count
 factor * sum(a) / sum(b)                  a and b [rows, ...]: weight sum(b), which no parameter may reach
-a scalar that reads no batch              a penalty: counts in full in each step, whatever the rows
+a scalar that reads no batch              a penalty: counts in full in each step in which a row counts
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterator
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from ..base.dtypes import f32
 from ..base.errors import GradientError, SettingError, ShapeError
 from ..base.habits import AttributeHints
 from ..base.locks import Claim
+from ..base.options import bits_of, taken, takes
 from ..base.settings import switches
+from ..base.training_options import TrainerOptions
 from ..data.dataset import Dataset
-from ..graph.graph import storage_leaf
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import builds_graphs, describe
@@ -28,27 +29,31 @@ from ..optim.clip import check_max
 from ..optim.names import optimizer_hint
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
-from ..parallel.agree import Agreement
+from ..parallel.agree import Agreement, is_root
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes, device_bytes, device_of, device_of_rank
 from ..run.compile import compile as compile_program
+from ..runs.state import TrainState
 from ..step.exchange import check_exchange
-from ..step.state import TrainState
 from .arguments import check_options, check_skip, need_devices, with_backend
 from .batches import CompiledBatch, RowRange
-from .forms import Forms
-from .local import LocalSteps
+from .compile_cache import CompileCache
 from .marked import MarkedGraph
 from .metrics import NOTHING, Measures
 from .objective import Model, Objective, read_as_floats
 from .outputs import Outputs, values_of
 from .parts import TrainerParts
+from .rank_steps import RankSteps
 from .result import Result
 from .source import FeedSource, RowSource
-from .split import Split
-from .trained import Freeze
+from .steps import Steps
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .arguments_typed import StepArguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,6 +70,7 @@ def _claims(method: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+@takes(TrainerOptions)
 class Trainer(AttributeHints):
     """Trains a model batch by batch.
 
@@ -79,20 +85,12 @@ class Trainer(AttributeHints):
     accumulate micro-batches per optimiser step
     dynamic    the model's graph may change from call to call: it is built each time, and compiled once for each
                distinct graph
-    seed       of the parameters that are not initialised yet, and of dropout
-    communicator  this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
-               train/split.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
-    max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it; those of each
-               member of an nn.Ensemble have a norm of their own
-    max_value  and holds each element of them between -max_value and max_value, before it looks at the norm
-    ema        the decay of a moving average of the weights (0: none): it begins as the weights before the first step,
-               each optimiser step moves it, and run_rows with backward=False, predict, step(backward=False) and
-               listeners (tell) see the model with it; running statistics are the model's own. See show_average
-    freeze     patterns of names, such as "embed*": parameters that stay as they are
-    on_nonfinite  what run_rows (and so epoch) does with a batch whose loss or gradient is not finite: "stop" with
-               NonFiniteError, or "skip" it: its rows and its random numbers are consumed, the optimiser's step count,
-               moments and schedule stay, Result.skipped counts it. `step` always stops
-    class_weights  f32 [classes]: in the loss a label weighs so much, times the weight of its row; accuracies have none
+    communicator   this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
+                   train/rank_steps.py
+    class_weights  f32 [classes]: factor of each label's loss, times the weight of its row; accuracies have none
+
+    {options}
+
     The other arguments are those of gl.compile; BackendError for a device that is not there.
 
     One thread at a time uses a trainer (or several trainers of one optimiser with parameters): while it is in a call of
@@ -120,22 +118,16 @@ class Trainer(AttributeHints):
         accumulate: int = 1,
         *,
         dynamic: bool = False,
-        seed: int = 0,
         communicator: Communicator | None = None,
-        exchange: str = "ordered",
-        max_norm: float = math.inf,
-        max_value: float = math.inf,
-        ema: float = 0.0,
-        freeze: Freeze = (),
-        on_nonfinite: str = "stop",
         class_weights: np.ndarray | None = None,
-        **options: Any,
+        **settings: Unpack[StepArguments],
     ) -> None:
+        use, options = taken(TrainerOptions, settings)
         check_options("Trainer", options, Trainer)
         options = with_backend("Trainer", options)
         if build not in ("forward", "grad", "opt"):
             raise SettingError(setting="build", seen=build, need="forward, grad or opt")
-        accumulate, seed = as_whole("accumulate", accumulate, 1), as_whole("seed", seed, 0)
+        accumulate, seed = as_whole("accumulate", accumulate, 1), as_whole("seed", use.seed, 0)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             text = (
                 f"{{optimizer}} is {what_is(optimizer)}; must be one of gl.optim, such as {optimizer_hint(optimizer)}"
@@ -145,20 +137,20 @@ class Trainer(AttributeHints):
         self.optimizer_state = self.optimizer.state or OptimizerState(self.optimizer)
         self.build, self.accumulate, self.seed, self.options = build, accumulate, seed, options
         self.dynamic = as_bool("dynamic", dynamic)
-        self.max_norm, self.max_value = check_max("max_norm", max_norm), check_max("max_value", max_value)
-        ema, state = check_decay("ema", ema), self.optimizer_state
+        self.max_norm, self.max_value = check_max("max_norm", use.max_norm), check_max("max_value", use.max_value)
+        ema, state = check_decay("ema", use.ema), self.optimizer_state
         if ema != (0.0 if state.average is None else state.average.decay):
             state.average = Average(ema) if ema else None
-        check_exchange(exchange)
-        self._check_used(loss, communicator, exchange, class_weights)
+        check_exchange(use.exchange)
+        self._check_used(loss, communicator, use.exchange, class_weights)
         if communicator is not None and "backend" in options:
             with Agreement(communicator).own():
                 options["backend"] = device_of_rank(options["backend"], communicator.rank)
                 need_devices(options)
         else:
             need_devices(options)
-        said = isinstance(model, Module) and any(p.stored.device for _, p, _ in model.named_stored())
-        if communicator is not None and ("devices" in options or (said and "backend" not in options)):
+        has_devices = isinstance(model, Module) and any(p.stored.device for _, p, _ in model.named_stored())
+        if communicator is not None and ("devices" in options or (has_devices and "backend" not in options)):
             name = "devices" if "devices" in options else "Module.to"
             raise SettingError(
                 f"{{{name}}} requires one process; a rank computes on one {{device}}", {name: ..., "device": ...}
@@ -166,7 +158,7 @@ class Trainer(AttributeHints):
         if communicator is not None and (dynamic or build == "grad"):
             name, seen = ("dynamic", True) if dynamic else ("build", build)
             raise SettingError(f"{{{name}}} requires one process: ranks exchange whole steps", {name: seen})
-        self.objective = Objective(model, loss, freeze, self.optimizer_state, class_weights)
+        self.objective = Objective(model, loss, use.freeze, self.optimizer_state, class_weights)
         if isinstance(model, Module):
             model.ensure_init(seed)
             if self.optimizer_state.chosen is None:
@@ -174,18 +166,25 @@ class Trainer(AttributeHints):
                 if self.optimizer.placing is not None:
                     self.optimizer_state.place(self.objective.named().items())
         self.model, self.loss = self.objective.model, self.objective.loss
-        self.forms = Forms(self.objective, seed, self.dynamic)
-        self.local = LocalSteps(
-            self.objective, self.forms, self.optimizer_state, build=build, accumulate=accumulate, dynamic=self.dynamic,
-            seed=seed, max_norm=self.max_norm, max_value=self.max_value, skips=check_skip(on_nonfinite),
-            options=options,
-        )  # fmt: skip
+        self.cache = CompileCache(self.objective, seed, self.dynamic)
         self.train_state = TrainState()
-        parts = TrainerParts(self.objective, state, self.local, self.written)
+        given = self.objective, self.cache, state
+        of_steps: dict[str, Any] = {
+            "build": build, "accumulate": accumulate, "dynamic": self.dynamic, "seed": seed, "max_norm": self.max_norm,
+            "max_value": self.max_value, "skips": check_skip(use.on_nonfinite), "options": options,
+        }  # fmt: skip
+        self.driver: Steps = (
+            Steps(*given, **of_steps) if communicator is None
+            else RankSteps(*given, communicator, use.exchange, self.train_state, **of_steps)
+        )  # fmt: skip
+        parts = TrainerParts(self.objective, state, self.driver, self.written)
         parts.register(self.train_state)
         self.modules = parts.modules
-        self.split = None if communicator is None else Split(self.local, self.train_state, communicator, exchange)
-        self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.forms.cache()
+        self.bits = bits_of(use, TrainerOptions) | {  # compared by a resume
+            "seed": seed, "max_norm": self.max_norm, "max_value": self.max_value, "ema": ema,
+            "freeze": list(self.objective.freeze), "exchange": self.driver.exchange,
+        }  # fmt: skip
+        self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.cache.table()
         self._sources: dict[int, RowSource] = {}
 
     def __repr__(self) -> str:
@@ -245,14 +244,14 @@ class Trainer(AttributeHints):
         batch [rows, ...]; labels ids [rows] or rows of numbers; weights [rows]. Adds to `result` (a new one by default)
         and returns it. The weights may change; NonFiniteError leaves them as they were.
         """
-        if self.split is not None:
+        if self.driver.ranks is not None:
             raise SettingError("step: a batch in memory cannot be split over ranks; use run_rows or epoch")
         source = FeedSource(batch, labels, weights, self.objective.input_kind, self.objective.looks_at_labels)
         result = Result() if result is None else result
         backward = backward and self.build != "forward"
         with self._weights(averaged=not backward):
-            self.forms.look(backward)
-            self.local.feed(source, result, backward)
+            self.cache.refresh(backward)
+            self.driver.feed(source, result, backward)
         return result
 
     @builds_graphs
@@ -262,10 +261,10 @@ class Trainer(AttributeHints):
         ShapeError for an output without the rows along its first axis.
         """
         source = FeedSource(batch, kind=self.objective.input_kind)
-        self.forms.look(False)
+        self.cache.refresh(False)
         if self.dynamic:
             self._predicting.clear()
-        outputs, run = self.forms.cached(self._predicting, source.key, False, lambda: self._prediction(source))
+        outputs, run = self.cache.get(self._predicting, source.key, False, lambda: self._prediction(source))
         with self._weights(averaged=True):
             return outputs, run(**{k: v for k, v in source.feeds.items() if k in run.inputs})
 
@@ -302,17 +301,17 @@ class Trainer(AttributeHints):
         micro_batch_size: int | None = None,
         backward: bool = True,
         each: bool = False,
-        heard: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
     ) -> None:
         """Train (or with backward=False evaluate) on rows start..stop of the source's order, all of them.
 
-        batch_size rows make one optimiser step, in micro-batches of at most micro_batch_size. `heard(rows done)` is
-        called after each native call: at least every 0.2 s, or after every micro-batch with `each`. With ranks, rank 0
-        alone calls it, and in training after optimiser steps.
+        batch_size rows form one optimiser step, in micro-batches of at most micro_batch_size. `on_progress(rows done)`
+        is called after each native call: at least every 0.2 s, or after every micro-batch with `each`. With ranks, rank
+        0 alone calls it, and in training after optimiser steps.
         """
         with self._weights(averaged=not backward):
             rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward, result.measures)
-            (self.split or self.local).run(rows, result, each, heard)
+            self.driver.run(rows, result, each, on_progress)
 
     @_claims
     @builds_graphs
@@ -329,37 +328,36 @@ class Trainer(AttributeHints):
     ) -> list[CompiledBatch]:
         """Compile what run_rows of the same arguments needs, and give it; nothing runs. Then planned_bytes is known."""
         rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward, measures)
-        return (self.split or self.local).prepare(rows)
+        return self.driver.prepare(rows)
 
     def _rows(
         self, source: RowSource, start: int, stop: int, batch_size: int, micro_batch_size: int | None, backward: bool,
         measures: Measures,
     ) -> RowRange:  # fmt: skip
-        """The rows of a pass, with the model seen as it is now."""
+        """The rows of a pass; the structure of the model is read again."""
         backward = backward and self.build != "forward"
-        self.forms.look(backward)
+        self.cache.refresh(backward)
         micro = min(micro_batch_size or batch_size, batch_size)
         return RowRange(source, start, stop, batch_size, micro, backward, measures)
 
     @_claims
     @builds_graphs
     def whole_step(self, source: RowSource, rows: int) -> CompiledBatch:
-        """A step on so many rows with its update: what it computes, and the executable."""
-        self.forms.look(True)
-        return self.local.compiled_for(source, rows, True, True)
+        """The program of a step on `rows` rows, with its update."""
+        self.cache.refresh(True)
+        return self.driver.compiled_for(source, rows, True, True)
 
     # ---- what was compiled -------------------------------------------------------------------------------
 
     @property
     def compiled(self) -> list[CompiledBatch]:
         """The micro-batches that were compiled so far; with ranks those of evaluations."""
-        return list(self.local.compiled.values())
+        return list(self.driver.compiled.values())
 
     @property
     def plans(self) -> list[Plan | Schedule]:
         """The plans, on several devices the schedules, of the steps that were compiled so far."""
-        plans = [s.run.plan for s in self.compiled if s.run.plan is not None]
-        return plans if self.split is None else [*plans, *self.split.plans]
+        return self.driver.plans
 
     @property
     def planned_bytes(self) -> int:
@@ -388,10 +386,7 @@ class Trainer(AttributeHints):
         own |= {*self.accumulators, self.optimizer_state.weight.stored}
         if self.optimizer_state.average is not None:
             own |= {mean.stored for mean in self.optimizer_state.average.arrays.values()}
-        leaves = [storage_leaf(v) for step in self.compiled for v in step.run.program.effects]
-        written = [*self.state, *(leaf.stored for leaf in leaves if isinstance(leaf, Parameter))]
-        written += [] if self.split is None else self.split.buffers
-        return [stored for stored in dict.fromkeys(written) if stored not in own]
+        return [stored for stored in dict.fromkeys([*self.state, *self.driver.written()]) if stored not in own]
 
     # ---- the average of the weights ----------------------------------------------------------------------------
 
@@ -426,21 +421,16 @@ class Trainer(AttributeHints):
     @property
     def is_root(self) -> bool:
         """Whether this process shows progress and writes files: rank 0, or the only one."""
-        return self.split is None or self.split.ranks.is_root
+        return is_root(self.driver.ranks)
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> contextlib.AbstractContextManager[None]:
         """With ranks, Ctrl-C inside stops all of them after the same step."""
-        with contextlib.nullcontext() if self.split is None else self.split.agreement.together():
-            yield
+        return self.driver.together()
 
     def tell(self, listener: Callable[..., None] | None, *results: Any) -> None:
-        """Call a listener; with ranks on rank 0 alone, then all take over its weights, and stop if it says so."""
+        """Call a listener; with ranks on rank 0 only, then all copy its weights, and stop if it asks for that."""
         with self._weights(averaged=True):
-            if self.split is not None:
-                self.split.tell(listener, *results)
-            elif listener is not None:
-                listener(*results)
+            self.driver.notify(listener, *results)
 
     # ---- reading and resetting -----------------------------------------------------------------------------
 
@@ -449,7 +439,7 @@ class Trainer(AttributeHints):
 
         While the window is open, its weight is taken to be that of `accumulate` micro-batches like those so far.
         """
-        if not self.local.keeps_gradients:
+        if not self.driver.keeps_gradients:
             raise GradientError(f"grad_acc: gradients are not kept; need build='grad' or accumulate > 1 for {name}")
         sums = self.optimizer_state.sums
         named = {s.name: a for s, a in sums.items()}
@@ -461,12 +451,12 @@ class Trainer(AttributeHints):
         weight = float(self.optimizer_state.weight.stored.read())
         if self.objective.is_total or not weight:
             return total
-        return total / np.float32(weight * max(self.accumulate, self.local.held) / self.local.held)
+        return total / np.float32(weight * max(self.accumulate, self.driver.held) / self.driver.held)
 
     @_claims
     def reset(self, optimizer: bool = False) -> None:
         """Begin a new accumulation window; with `optimizer`, also forget its moments and its step count."""
-        self.local.reset()
+        self.driver.reset()
         self.optimizer_state.drop_sums()
         if optimizer:
             self.optimizer_state.reset()

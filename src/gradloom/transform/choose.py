@@ -11,11 +11,11 @@ from ..graph.value import Node, Value
 from .program import Program, needed, rebuild
 
 Runs = Callable[[str, Node], bool]  # (device, node): whether the device has a kernel for it
-DEEP = 16  # so many scalars made of scalars are computed where they are read; what follows them has a device
+DEEP = 16  # length of chains of scalars that are computed where they are read; later nodes of a chain have a device
 
 
-def said_devices(nodes: Iterable[Node]) -> list[str]:
-    """The devices that nodes are said to run on and stored arrays to lie on, each once."""
+def explicit_devices(nodes: Iterable[Node]) -> list[str]:
+    """The devices that are assigned to nodes and stored arrays, each once."""
     found: dict[str | None, None] = {}
     for node in nodes:
         found[node.device] = None
@@ -24,20 +24,20 @@ def said_devices(nodes: Iterable[Node]) -> list[str]:
     return [name for name in found if name is not None]
 
 
-def check_said(nodes: Iterable[Node], devices: Sequence[str]) -> None:
-    """SettingError where a node is said to run, or a stored array to lie, on a device that is none of these."""
+def check_explicit_devices(nodes: Iterable[Node], devices: Sequence[str]) -> None:
+    """SettingError where a node or a stored array is assigned to a device that is none of these."""
     for node in nodes:
         stored = node.attrs["stored"].device if node.op.name == "parameter" else None
-        for said, what in ((node.device, "run"), (stored, "lie")):
-            if said is not None and said not in devices:
+        for assigned in (node.device, stored):
+            if assigned is not None and assigned not in devices:
                 raise SettingError(
-                    f"devices: {node.op.name} {node.label} is said to {what} on {said!r}; need one of "
+                    f"devices: {node.op.name} {node.label} is assigned to {assigned!r}; must be one of "
                     f"{', '.join(map(repr, devices))}, or that device among devices="
                 )
 
 
-def unsaid(program: Program) -> Program:
-    """The program with nothing said of its nodes."""
+def without_devices(program: Program) -> Program:
+    """The program without assigned devices."""
     if all(node.device is None for node in program.nodes):
         return program
 
@@ -55,13 +55,13 @@ class Choice:
     """The devices of a program's nodes.
 
     node    the device of each node that has one. The others are made on every device that reads them: leaves, views
-            (they follow what they look at), and scalars that are made of scalars alone
+            (they follow their base), and scalars that are computed from scalars alone
     groups  the device of each group of arrays of an update op that updates several
     home    the one device of each stored array that the program writes
     """
 
     def __init__(self, program: Program, devices: Sequence[str], runs: Runs) -> None:
-        check_said(program.nodes, devices)
+        check_explicit_devices(program.nodes, devices)
         self.program, self.devices, self.runs = program, devices, runs
         self.node: dict[Node, str] = {}
         self.groups: dict[Node, list[str]] = {}
@@ -69,7 +69,7 @@ class Choice:
         # Of what updates alone need, the nodes that read nothing which has a device: they go with their first reader.
         self._open: dict[Node, None] = {}
         self._deep: dict[Node, int] = {}  # of scalars made of scalars
-        self._near: dict[Node, str | None] = {}  # where most of what they are made of lies
+        self._near: dict[Node, str | None] = {}  # the device with most bytes of their inputs
         self._updates: dict[Stored, list[Node]] = {}
         for node in program.nodes:
             for stored in written((node,)):
@@ -115,7 +115,7 @@ class Choice:
         return True
 
     def _settle(self, node: Node, device: str) -> None:
-        """The node runs on this device, or on the next that can; what it reads and has none yet goes with it."""
+        """Assign the node to this device, or to the next one that can run it, and its unassigned inputs with it."""
         todo = [node]
         while todo:
             one = todo.pop()
@@ -128,10 +128,10 @@ class Choice:
         return [base for base in bases if base in self._open]
 
     def _wanted(self, node: Node) -> str | None:
-        """Where the caller said so, else where its weights are said to lie, else where most bytes of its inputs lie."""
+        """The assigned device, else that of its weights, else the one with most bytes of its inputs."""
         leaves = [(v, view_base(v).node) for v in node.inputs if v is not None]
-        said = [(v, n.attrs["stored"].device) for v, n in leaves if n.op.name == "parameter"]
-        return node.device or _largest(said) or self._among(node.inputs)
+        weights = [(v, n.attrs["stored"].device) for v, n in leaves if n.op.name == "parameter"]
+        return node.device or _largest(weights) or self._among(node.inputs)
 
     def _among(self, values: Iterable[Value | None]) -> str | None:
         return _largest([(v, self.of(v)) for v in values if v is not None])
@@ -144,11 +144,11 @@ class Choice:
         return next((d for d in self.devices if self.runs(d, node)), wanted)
 
     def _update(self, node: Node) -> None:
-        """The homes of what an update op writes, group by group."""
+        """The devices of the arrays that an update op writes, group by group."""
         op = node.op
         groups = [node.inputs]
         if op.group_size:
-            assert not op.fixed_outputs, f"{op.name} updates groups and has outputs beside them"
+            assert not op.fixed_outputs, f"{op.name} updates groups and has other outputs"
             fixed, size = op.fixed_inputs, op.group_size
             groups = [node.inputs[i : i + size] for i in range(fixed, len(node.inputs), size)]
         homes: list[list[Stored]] = [[] for _ in groups]
@@ -162,17 +162,17 @@ class Choice:
             self.node[node] = found[0]
 
     def _home(self, node: Node, group: Sequence[Value | None], arrays: Sequence[Stored]) -> str:
-        """Where a group of arrays is updated: where one is updated already, else where they are said to lie, where the
-        update is said to run, where most of what it reads lies; a device that has kernels for all their updates."""
-        said = {s.device: s for s in arrays if s.device is not None}
-        if len(said) > 1:
-            (one, first), (other, second) = list(said.items())[:2]
+        """The device that updates a group of arrays: that of an earlier update, else the one assigned to the arrays or
+        to the update, else the one with most bytes of its inputs; it must have kernels for all their updates."""
+        assigned = {s.device: s for s in arrays if s.device is not None}
+        if len(assigned) > 1:
+            (one, first), (other, second) = list(assigned.items())[:2]
             raise GraphError(
-                f"devices: {node.op.name} {node.label} updates {first.name}, which is said to lie on {one!r}, and "
+                f"devices: {node.op.name} {node.label} updates {first.name}, which is assigned to {one!r}, and "
                 f"{second.name} on {other!r}; need one device for both"
             )
         known = [self.home[s] for s in arrays if s in self.home]
-        wanted = (*said, node.device, self._among(group), self._among(node.inputs), self.devices[0])
+        wanted = (*assigned, node.device, self._among(group), self._among(node.inputs), self.devices[0])
         device = next(d for d in (*known, *wanted) if d is not None)
         updates = {node, *(update for s in arrays for update in self._updates[s])}
         if not known and not all(self.runs(device, update) for update in updates):
@@ -184,7 +184,7 @@ class Choice:
 
 
 def _largest(placed: Iterable[tuple[Value, str | None]]) -> str | None:
-    """The device on which most bytes lie; the first one named where two have as many."""
+    """The device with most bytes; of equal ones the first."""
     bytes_on: dict[str, int] = {}
     for value, device in placed:
         if device is not None:

@@ -13,7 +13,7 @@ def expand(program: Program, runs: Callable[[Node], bool]) -> Program:
     """Replace nodes that cannot run by their compositions, and what cannot run in these, until nothing can be replaced.
 
     runs: whether there is a kernel for a node. Assumes that no composition leads back to its own op (a test of the
-    registry holds that). Nodes without a composition stay: who plans the program says which kernels are missing.
+    registry holds that). Nodes without a composition stay: the planner reports the missing kernels.
     """
 
     def replace(node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:

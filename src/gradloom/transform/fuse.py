@@ -1,4 +1,4 @@
-"""Fusion: one node in the place of two, computing bit for bit what the two compute."""
+"""Fusion: replaces two nodes by one that computes the same bits."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _matmul_relu_back(inner: Node, outer: Node, others: list[Value | None]) -> N
 
 
 def _relu_back_before_pool(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
-    """relu_back(max_pool2d_back(g, index), c) where y, index = max_pool2d(c): what was picked is y, the rest is 0"""
+    """relu_back(max_pool2d_back(g, index), c) where y, index = max_pool2d(c): picked elements equal y, the rest is 0"""
     g, index = inner.inputs
     assert index is not None
     pool = index.node
@@ -175,11 +175,11 @@ def _transposed_product(inner: Node, outer: Node, others: list[Value | None]) ->
     return make("matmul", transposed, {}, outer)
 
 
-IMAGE_MOST = 1 << 16  # floats of an image that fit into the caches beside all else
+IMAGE_MOST = 1 << 16  # floats of an image that fit into the caches with all other operands
 
 TRANSPOSES: tuple[Pattern, ...] = (Pattern("permute", "matmul", 0, _transposed_product),)
 
-# Patterns of one stage apply in one visit of the nodes; a later stage sees what an earlier one has left unread.
+# Patterns of one stage apply in one visit of the nodes; a later stage sees nodes that an earlier one left unread.
 FUSIONS: tuple[tuple[Pattern, ...], ...] = (
     (
         *TRANSPOSES,

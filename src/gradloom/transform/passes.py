@@ -36,7 +36,7 @@ def rewrite(
     precision: str = "f32",
     takes: Callable[[Node], bool] | None = None,
 ) -> Program:
-    """The program after all passes. after: is told of the name and the program of each. runs: whether the backend has a
+    """The program after all passes. after: called with the name and the result of each. runs: whether the backend has a
     kernel for a node; where it has none, the op's composition takes its place. All kernels are there when not given.
     precision: "bf16" rounds what products read. takes: whether there is a kernel for a product of rounded operands, by
     default as `runs`."""

@@ -23,8 +23,8 @@ TOO_LARGE = np.float32(2.0**64)
 class Placed:
     """A program whose nodes each have a device.
 
-    program  what is to be computed, with a node of the op `copy` at each border: it reads what lies on one device and
-             lies on another; each value is copied once to a device
+    program  the placed program, with a node of the op `copy` at each border: it reads a value on one device and its
+             output is on another; each value is copied once to a device
     device   of each node that is no leaf, and of the leaves of stored arrays that the program writes, which have one
              home. All other leaves are in none: each device that reads one has its own
     """
@@ -33,7 +33,7 @@ class Placed:
     device: Mapping[Node, str]
 
     def copies(self) -> list[Node]:
-        """The nodes that copy a value to another device than the one that it lies on, in order."""
+        """The nodes that copy a value to another device, in order."""
         found = []
         for node in self.program.nodes:
             if node.op.name == "copy":
@@ -49,20 +49,19 @@ def place(program: Program, devices: Sequence[str], runs: Runs) -> Placed:
 
     devices: names, the preferred one first. runs(device, node): whether that device has a kernel for the node.
 
-    A node runs where it is said to (Node.device), else where its stored arrays are said to lie (Stored.device), else
+    A node runs on its assigned device (Node.device), else on that of its stored arrays (Stored.device), else
     where most bytes of its inputs lie, else on the first device; what updates alone need goes with its first reader
     before that. A device without the kernel computes the op's composition; where there is none, the next device with
-    the kernel takes the node. Views follow what they look at; scalars made of scalars alone are made on each device
-    that reads them. A stored array that the program writes lies on one device, where all its updates run.
+    the kernel takes the node. Views follow their base; scalars computed from scalars alone are computed on each device
+    that reads them. A stored array that the program writes is kept on one device, where all its updates run.
 
     A guard over gradients of several devices becomes a norm on each, which is copied to all that update anything;
     there each of these numbers, and the loss, is guarded, and the updates come after these guards. All devices look
     at the same numbers, so either all of them update or none, and no gradient is copied.
 
     Assumes that gradients, fusion and precision are done, and that no pass behind it merges nodes. Raises SettingError
-    where a device is said that is not among these, GraphError where two arrays that one op updates together are said to
-    lie on two.
-    """
+    where an assigned device is not among these, GraphError where two arrays that one op updates together are assigned
+    to lie on two."""
     while True:
         choice = Choice(program, devices, runs)
 
@@ -79,21 +78,21 @@ def place(program: Program, devices: Sequence[str], runs: Runs) -> Placed:
 
 
 class _Placer:
-    """Makes the program anew, node by node, with what each one reads where it runs."""
+    """Rebuilds the program, node by node, with the inputs of each node on its device."""
 
     def __init__(self, choice: Choice) -> None:
         self.choice, self.program, self.devices = choice, choice.program, choice.devices
         self.nodes: dict[Node, None] = {}
         self.device: dict[Node, str] = {}
         self.new: dict[Value, Value] = {}  # values of nodes that have a device, and of leaves
-        self.here: dict[tuple[Value, str], Value] = {}  # (old value, device) -> what stands for it there
+        self.here: dict[tuple[Value, str], Value] = {}  # (old value, device) -> its counterpart there
         self.norms: dict[Value, tuple[Value, dict[str, Value]]] = {}  # split norm -> (weight, the norm of each device)
         self.guards: dict[str, list[Node]] = {}
         self.one, self.zero = constant(1.0), constant(0.0)
 
     def placed(self) -> Placed:
         late = self.late()
-        for node in sorted(self.program.nodes, key=late.__contains__):  # a guard stands in front of all updates
+        for node in sorted(self.program.nodes, key=late.__contains__):  # a guard precedes all updates
             self.visit(node)
         outputs = tuple([self.at(v, self.choice.of(v) or self.devices[0]) for v in self.program.outputs])
         effects = tuple([self.new[v] for v in self.program.effects])
@@ -133,30 +132,30 @@ class _Placer:
         self.new.update(zip(node.outputs, made.outputs, strict=True))
 
     def after(self, node: Node, device: str) -> list[Node]:
-        """What the node's counterpart on this device comes after."""
+        """The node that the counterpart on this device follows."""
         before = [self.at(b.outputs[0], device).node for b in node.after]
         return [*before, *self.guards.get(device, ())] if node.op.updates else before
 
     def at(self, value: Value, device: str) -> Value:
-        """What stands for a value of the old program on a device, made now where it is not there yet."""
+        """The counterpart of a value of the old program on a device, created on first use."""
         found = self.here.get((value, device))
         if found is None:
             found = self.here[value, device] = self.brought(value, device)
         return found
 
     def brought(self, value: Value, device: str) -> Value:
-        node, lies = value.node, self.choice.of(value)
+        node, home = value.node, self.choice.of(value)
         if value in self.norms:
             weight, norms = self.norms[value]
             inputs = [self.at(weight, device), *(self.copied(v, device) for v in norms.values())]
             return self.add(make("grad_norm", inputs, {}, node), device).outputs[0]
-        copies = lies == device or value.dtype in REGISTRY["copy"].dtypes["x"]
+        copies = home == device or value.dtype in REGISTRY["copy"].dtypes["x"]
         if node.op.leaf or node in self.choice.groups or (node in self.choice.node and copies):
-            return self.copied(self.new[value], device) if lies else self.new[value]
+            return self.copied(self.new[value], device) if home else self.new[value]
         first = node.inputs[0] if node.op.view is not None else None
-        if first is not None and copies and lies not in (None, device) and value.bytes < first.bytes:
-            return self.copied(self.at(value, lies or device), device)  # a part: less to copy than the whole
-        # A view, a scalar, or f64, which the op copy does not take: what these are made of is copied.
+        if first is not None and copies and home not in (None, device) and value.bytes < first.bytes:
+            return self.copied(self.at(value, home or device), device)  # a part: less to copy than the whole
+        # A view, a scalar, or f64, which the op copy does not take: its inputs are copied.
         made = node.with_inputs([v if v is None else self.at(v, device) for v in node.inputs], ())
         return self.add(made, device).outputs[value.index]
 
@@ -208,7 +207,7 @@ class _Placer:
                 self.guards.setdefault(device, []).extend(self.guard(node, v, device) for v in numbers)
 
     def partial(self, node: Node, device: str, values: Sequence[Value]) -> Value:
-        """The norm of the gradients that lie on a device, infinite where its square is beyond f32: what is looked at
+        """The norm of the gradients on a device, infinite where its square is beyond f32: the value that is checked
         on all devices is this number, so they agree."""
         inputs = [self.leaf(self.one), *(self.at(v, device) for v in values)]
         norm = self.add(make("grad_norm", inputs, {}, node), device).outputs[0]

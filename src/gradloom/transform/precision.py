@@ -15,7 +15,7 @@ def round_products(program: Program, runs: Callable[[Node], bool]) -> Program:
     """Round to bf16 what products read: the inputs that an op declares as `rounds`.
 
     runs: whether there is a kernel for a node. Assumes that gradients and fusion are done, and that no pass behind it
-    merges nodes. What is computed is rounded once, behind the node that makes it, and views of it become views of the
+    merges nodes. A value is rounded once, after the node that computes it, and views of it become views of the
     bf16 numbers: where products are the last to read it, only these are kept for them. What stays in f32 anyway, a
     leaf, a cache behind its update, or a value that others read later, is rounded in front of each product, a leaf or a
     cache also by the product's kernel. Where there is no kernel for bf16 operands, they are widened to f32 again in
@@ -26,7 +26,7 @@ def round_products(program: Program, runs: Callable[[Node], bool]) -> Program:
 
 
 def rounded_products(program: Program) -> set[Node]:
-    """The products that lead to an output or a guard; in a program without a guard, to an update, too."""
+    """The products that lead to an output or a guard; in a program without a guard, also to an update."""
     guards = [node for node in program.nodes if node.op.guard]
     ends = [*program.outputs, *(node.outputs[0] for node in guards), *(() if guards else program.effects)]
     return {node for node in needed(program.nodes, ends) if node.op.rounds}
@@ -60,7 +60,7 @@ def _producer(value: Value) -> Value:
 
 
 def _stored(value: Value) -> bool:
-    """Whether a value lies in a storage that outlives the run."""
+    """Whether a value is stored in memory that outlives the run."""
     return value.node.op.leaf or value.node.op.outputs[value.index].name in value.node.op.updates
 
 
@@ -95,7 +95,7 @@ class _Rounder:
         return node.outputs[0]
 
     def product(self, node: Node, inputs: Sequence[Value | None]) -> Node:
-        """The product of rounded operands, with what it needs placed in front of it."""
+        """The product of rounded operands, preceded by the nodes that it needs."""
         operands = _operands(node)
         first = next(iter(operands))
         stored = {at: v for at, v in operands.items() if at != first and _stored(_producer(v))}

@@ -1,7 +1,7 @@
 """Program: the nodes to be computed in an explicit order, and how a pass rebuilds them.
 
 A pass is a function Program -> Program. It visits the nodes in order, answers with the outputs that stand for those of
-each node, and never sorts: what it puts in the place of a node takes that node's place in the order.
+each node, and never sorts: a replacement takes the position of the node that it replaces.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..graph.value import Node, Value, same_values
 
 @dataclass(frozen=True)
 class Program:
-    """What is to be computed.
+    """The nodes to compute.
 
     nodes    all that outputs and effects need and nothing else, each behind its inputs
     outputs  the values that the caller reads
-    effects  outputs of update nodes: what a run leaves behind
+    effects  outputs of update nodes: the persistent results of a run
     """
 
     nodes: tuple[Node, ...]
@@ -109,7 +109,7 @@ def copy_node(node: Node, inputs: Sequence[Value | None], new: Mapping[Value, Va
 
 
 def make(name: str, inputs: Sequence[Value | None], attrs: Mapping[str, Any], like: Node) -> Node:
-    """A node of the op of this name, called after another one and said to run where that one is."""
+    """A node of the op of this name, named after another one and assigned to its device."""
     made = REGISTRY[name].node(inputs, attrs, like.name, like.where)
     made.device = like.device
     return made

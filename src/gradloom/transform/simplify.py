@@ -68,7 +68,7 @@ def _leaf_key(node: Node) -> tuple[Any, ...] | None:
 
 
 def _attribute_keys(node: Node) -> list[Any]:
-    """Equal for attributes of equal kinds and values; floats by their digits, which tell -0.0 from 0.0."""
+    """Equal for attributes of equal kinds and values; floats by their digits, which distinguish -0.0 from 0.0."""
     return [v if type(v) in (tuple, int, bool, str) else repr(v) for v in node.attrs.values()]
 
 
@@ -119,7 +119,7 @@ def _fold(node: Node, inputs: Sequence[Value | None]) -> list[Value] | None:
     try:
         results = by_reference(node, arrays)
     except GradloomError:
-        return None  # the run will say it, with the node's name
+        return None  # the run raises the error, with the node's name
     return [constant(r, v.dtype) for r, v in zip(results, node.outputs, strict=True)]
 
 
@@ -163,7 +163,7 @@ class _Joiner:
         self.pieces.clear()
 
     def pieces_of(self, node: Node, inputs: Sequence[Value | None]) -> Pieces | None:
-        """What the node is a sum of; its pads' values are taken from `inputs`."""
+        """The terms of a sum node; its pads' values are taken from `inputs`."""
         if node.op.name == "pad":
             before, after = node.attrs["before"], node.attrs["after"]
             axes = [i for i, sides in enumerate(zip(before, after, strict=True)) if sides != (0, 0)]

@@ -1,0 +1,275 @@
+"""Options of fine-tuning: gl.llm.finetune, gl.llm.plan and their commands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from typing import Any, Literal
+
+from .defaults import FINETUNE_BATCH, FINETUNE_SCHEDULE, FINETUNE_WARMUP
+from .options import Decay, Flag, Name, Often, Place, Rate, Share, Whole, command_option, commas, decided, option
+from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, SaveOptions, StepOptions
+
+DATA_HELP = (
+    "A .txt, a .jsonl or .json of text, prompt and completion, or messages, or a folder with train, valid, test.jsonl."
+)
+PLANNED = "finetune plan"
+
+
+@dataclass(frozen=True)
+class TuneOptions(StepOptions):
+    """What decides the programs of a fine-tuning and its rows."""
+
+    method: Literal["lora", "full"] | None = option(
+        None,
+        '"lora", or "full": the model\'s own `tensors`, as copies that are run.adapter afterwards; by default that of '
+        "the adapter, else lora",
+        Flag(PLANNED, "lora, or full: the model's own tensors.", default="lora"),
+        bits=True,
+        typed="str | None",
+    )
+    tensors: Any = option(
+        None, 'of method="full": names and patterns, by default all tensors; see TrainedTensors', bits="adapter"
+    )
+    train_dtype: Literal["f32"] | None = option(
+        None,
+        'of method="full", "f32": quantised and half tensors train as f32 copies',
+        Flag(PLANNED, "f32: quantised and half tensors train as copies."),
+        typed="str | None",
+        bits="adapter",
+    )
+    context: Whole | None = option(
+        None,
+        "tokens per row, at most the model's",
+        Flag(PLANNED, "Tokens per row. [default: 512, or the model's]"),
+        bits=True,
+    )
+    batch_size: Whole = option(
+        FINETUNE_BATCH, "rows per optimiser step", Flag(PLANNED, "Rows per step."), bits="batch_size"
+    )
+    micro_batch_size: Whole | None = option(
+        None,
+        "rows computed at once, by default about 512 tokens",
+        Flag(PLANNED, "Rows computed at a time. [default: about 512 tokens]"),
+        bits="micro_batch_size",
+    )
+    epochs: Whole | None = option(
+        None,
+        "passes over the training rows, by default 1",
+        Flag("finetune", "Passes over the training rows. [default: 1]"),
+        bits="steps",
+    )
+    steps: Whole | None = option(
+        None,
+        "optimiser steps, in place of epochs",
+        Flag("finetune", "Steps, in place of epochs."),
+        bits=True,
+    )
+    lr: Rate | None = option(
+        None,
+        "the highest learning rate, by default 2e-4 for a LoRA and 2e-5 for tensors of the model",
+        Flag("finetune", "The highest rate. [default: 2e-4; full 2e-5]", default=decided),
+        bits="optimizer",
+    )
+    schedule: Literal["cosine", "linear", "constant"] | None = option(
+        None,
+        '"cosine" (the default) or "linear" down to 0, or "constant", after the warm-up',
+        Flag("finetune", "cosine, linear or constant.", default=FINETUNE_SCHEDULE),
+        typed="str | None",
+        bits="optimizer",
+    )
+    warmup: Share | None = option(
+        None,
+        "share of the steps in which the rate grows linearly, by default 0.03",
+        Flag("finetune", "Share of the steps in which the rate grows.", default=FINETUNE_WARMUP),
+        bits="optimizer",
+    )
+    weight_decay: Decay | None = option(
+        None,
+        "weight decay of the optimiser, by default 0",
+        Flag("finetune", "Of AdamW.", default=0.0),
+        bits="optimizer",
+    )
+    optimizer: Any = option(
+        None,
+        '"adamw" (the default), "sgd", "lion", ...: a class of gl.optim with lr, schedule, warmup and weight_decay, '
+        "and else its defaults; or an optimiser (with groups, say) in place of these four. One with parameters (those "
+        "of the adapter) keeps its state: steps, moments, schedule and the order of rows resume, also in a run that "
+        "has loaded it (gl.save, gl.load) with the adapter. One that is named starts anew",
+        Flag(
+            PLANNED,
+            "adamw, adam, sgd, lion, rmsprop, adafactor or muon, with the rate of --lr.",
+            OPTIMIZERS,
+            "adamw",
+            str.lower,
+        ),
+        typed="Optimizer | str | None",
+        bits="optimizer",
+    )
+    val_split: Share | None = option(
+        None,
+        "share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at most "
+        "100",
+        Flag(PLANNED, "Share of the rows to validate on. [default: 0.05, at most 100 rows]"),
+        bits="rows",
+    )
+    sample_prompt: str | Sequence[str] | None = option(
+        None,
+        "a text or several, after each of which the model writes a text while it trains; see run.samples. No trained "
+        "weight depends on it",
+        Flag(
+            PLANNED,
+            "Show how the model goes on from this text. May be given more than once.",
+            list[str],
+        ),
+    )
+    sample_every: Often | None = option(
+        None,
+        'interval of sampled texts, "100steps" (the default) or "1epoch"',
+        Flag("finetune", "How often, such as 100steps or 1epoch. [default: 100steps]"),
+    )
+    sample_tokens: Whole | None = option(None, "maximum length of a sampled text, by default 64 tokens")
+    sample_temperature: float | None = option(
+        None, "0 (the default): the likeliest tokens; above 0: drawn at this temperature, by the seed"
+    )
+
+
+@dataclass(frozen=True)
+class PlacingOptions:
+    """Blocks of the model on a GPU."""
+
+    gpu_layers: int | str | None = option(
+        None,
+        "number of the model's last blocks on the GPU (`device` names it), the others run on the CPU, the head where "
+        'it fits; "auto": as many as fit into gpu_memory. run.layers has what was chosen',
+        Flag(
+            PLANNED,
+            "So many of the last blocks run on the GPU, the others on the CPU; auto: as many as fit into --gpu-memory;"
+            " with --device cpu none.",
+            Name,
+            is_number=True,
+            metavar="N|auto",
+        ),
+        bits="placement",
+    )
+    gpu_memory: int | str | None = option(
+        None,
+        'memory of the GPU for gpu_layers="auto": bytes or a text such as "4GiB"',
+        Flag(
+            PLANNED,
+            "What --gpu-layers may take of the GPU's memory: bytes, or 4G or 4GiB (of 1024), 4GB (of 1000); K, M, G,"
+            " T.",
+            Name,
+            is_number=True,
+        ),
+        bits="placement",
+    )
+
+
+@dataclass(frozen=True)
+class FinetuneOptions(EvalOptions, SaveOptions, LogOptions, PlacingOptions):
+    """What surrounds the steps of a fine-tuning."""
+
+    data_options: Mapping[str, Any] | None = option(
+        None, "arguments of gl.llm.read_samples for data and val", bits="data_options"
+    )
+    val: Any = option(
+        None,
+        "a file (or a list of dicts) to validate on, in place of val_split",
+        Flag(PLANNED, "A file to validate on, in place of --val-split.", Place),
+        typed="Source | None",
+        bits="rows",
+    )
+    patience: Whole | None = option(
+        None,
+        "number of evaluations without improvement of the validation loss after which the run ends",
+        Flag("finetune", "End after so many evaluations without improvement. [default: never]"),
+        bits="callbacks",
+    )
+    keep_best: bool = option(
+        False,
+        "in the end the adapter holds the weights of the evaluation with the least loss, in place of the last ones",
+        Flag("finetune", "Save the weights of the evaluation with the least loss."),
+        bits="callbacks",
+    )
+    continue_from: str | os.PathLike[str] | None = option(
+        None,
+        "folder of an earlier run of finetune: start from its newest checkpoint, with an adapter like its own where "
+        "none is given; schedule, order of rows and passes start anew",
+    )
+    keep_optimizer: bool = option(False, "with continue_from: the optimiser's steps and moments are kept")
+
+
+@dataclass(frozen=True)
+class AdapterOptions:
+    """A new LoRA of the command."""
+
+    rank: Whole | None = command_option(PLANNED, "Of the adapter. [default: 8]")
+    alpha: Rate | None = command_option("finetune", "The adapter counts alpha/rank times. [default: 2 rank]")
+    targets: list[str] | None = command_option(
+        PLANNED,
+        "Tensors to adapt or train: names as attn_q, patterns, or all. [default: attention; full: all]",
+        parse=commas,
+    )
+    dropout: Share | None = command_option(PLANNED, "Share of the adapter's inputs that is dropped. [default: 0]")
+    rslora: bool = command_option("finetune", "Count alpha/sqrt(rank) times instead.", False)
+    lora: Place | None = command_option(
+        PLANNED,
+        "Start from the weights of this adapter (.gguf, or a PEFT folder); optimiser, schedule and order of"
+        " rows begin anew. --out may name it again.",
+    )
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How samples are read (arguments of gl.llm.read_samples)."""
+
+    text_key: str | None = command_option(PLANNED, "Key of a text in .jsonl. [default: text]")
+    prompt_key: str | None = command_option(
+        PLANNED, "Key of the prompt in .jsonl; several, as a,b, are joined. [default: prompt; or instruction,input]"
+    )
+    completion_key: str | None = command_option(
+        PLANNED, "Key of the completion in .jsonl. [default: completion; or output]"
+    )
+    messages_key: str | None = command_option(
+        PLANNED, "Key of the messages in .jsonl. [default: messages or conversations]"
+    )
+    as_chat: bool = command_option(
+        PLANNED, "Prompt and completion as question and answer, put by the chat template.", False
+    )
+    chat_template: Place | None = command_option(PLANNED, "A jinja2 file, in place of the model's own chat template.")
+    loss_on: Literal["assistant", "all"] | None = command_option(
+        "finetune",
+        "assistant: completions and the assistant's turns count; all: every token. [default: assistant; of texts all]",
+    )
+    skip_bad_lines: bool = command_option(PLANNED, "Skip and count lines that are no sample.", False)
+    special: bool = command_option(
+        PLANNED, "Read names of control tokens in the data, such as </s>, as these tokens. [default: as text]", False
+    )
+
+
+@dataclass(frozen=True)
+class FinetuneFiles:
+    """Files that the command reads."""
+
+    model: Place = command_option(PLANNED, "A GGUF model.", MISSING, is_argument=True)
+    data: Place = option(
+        MISSING,
+        "",
+        Flag("finetune", DATA_HELP, is_argument=True),
+        Flag("plan", f"{DATA_HELP} Without: any data.", default=None, is_argument=True),
+    )
+
+
+@dataclass(frozen=True)
+class FinetuneOutput:
+    """What the command writes."""
+
+    out: Place = command_option(
+        "finetune",
+        "FILE.gguf, or for an adapter a folder (PEFT). [default: adapter.gguf; full model.gguf]",
+        decided,
+        saved=False,
+    )
+    json: bool = command_option(PLANNED, JSON_HELP, False, saved=False)

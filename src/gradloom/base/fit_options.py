@@ -1,0 +1,173 @@
+"""Options of gl.fit and of the command fit, which adds columns, a network and an ensemble."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from typing import Annotated, Literal
+
+from .options import Count, Decay, Flag, Limit, Name, Place, Rate, Share, Whole, command_option, commas, decided, option
+from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, RankOptions, SaveOptions, StepOptions
+
+Width = Annotated[int, Limit("a width", (("ge", 1), ("le", (1 << 31) - 1)))]
+Widths = Annotated[list[Width], Limit("whole numbers of at least 1, such as 64,64, below 2**31; or nothing: no layer")]
+SCORES = Literal[
+    "accuracy", "balanced_accuracy", "f1_macro", "roc_auc", "log_loss", "brier", "rmse", "mae", "r2"
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Group:
+    """[[groups]] of a settings file: other settings for the weights whose names match (see gl.optim.Optimizer)."""
+
+    match: Annotated[str, Limit("a pattern such as *.bias", (("min_length", 1),))]
+    lr: Rate | None = None
+    weight_decay: Decay | None = None
+
+
+def _named_file(text: str) -> dict[str, str]:
+    """NAME=FILE, or FILE, whose name is "val"."""
+    name, equals, file = text.partition("=")
+    return {name: file} if equals and name.isidentifier() else {"val": text}
+
+
+def _widths(text: str) -> list[int | str]:
+    return [int(part) if part.isdecimal() and len(part) < 20 else part for part in commas(text)]
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """Epochs, batches and validation rows of gl.fit."""
+
+    epochs: Whole = option(
+        1,
+        "passes over the training rows; 0 trains nothing",
+        Flag("fit", "Passes over the training rows. [default: by their number]", default=decided),
+    )
+    batch_size: Whole = option(
+        32,
+        "rows per optimiser step; fewer training rows than that are one smaller batch",
+        Flag("fit", "Rows per step. [default: by their number]", default=decided),
+        bits="batch_size",
+    )
+    micro_batch_size: Whole | None = option(
+        None,
+        "maximum number of rows computed at once, by default the batch or a rank's equal share of it; gradients add up",
+        Flag("fit", "Rows computed at a time; gradients add up to the batch. [default: the batch, or a rank's share]"),
+        bits="micro_batch_size",
+    )
+    val_split: Share = option(
+        0.0,
+        "share of the rows, the last in the order by the seed, that is for validation and never trained on",
+        Flag(
+            "fit",
+            "Share of the training rows to validate on. [default: none of a table, 0.05 of idx]",
+            default=decided,
+        ),
+        bits="rows",
+    )
+    folds: Count = option(
+        0,
+        "of an nn.Ensemble, which then trains on all rows: number of folds, drawn by the seed. Member m trains on no "
+        'row of fold m (modulo folds); validation ("val") measures each row by the members that were not trained on it',
+        Flag(
+            "fit",
+            "Parts of a table's training rows: each network trains without one, and that validates it; 0: none. "
+            "[default: as many as networks]",
+            default=decided,
+        ),
+        bits="folds",
+    )
+
+
+@dataclass(frozen=True)
+class FitOptions(PassOptions, EvalOptions, StepOptions, RankOptions, SaveOptions, LogOptions):
+    """Options of gl.fit."""
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Columns of a table."""
+
+    data: Place = command_option(
+        "fit", "A .csv, .csv.gz, .parquet or .npz file, or a folder of idx files.", MISSING, is_argument=True
+    )
+    target: str | None = command_option("fit", "Column or array to predict. [default: the last column]")
+    task: Literal["classification", "regression"] | None = command_option(
+        "fit", "classification or regression. [default: from the target]"
+    )
+    drop: list[Name] | None = command_option(
+        "fit", "Columns that are not used, such as a,b. [default: none]", parse=commas
+    )
+    categorical: list[Name] | None = command_option(
+        "fit", "Columns that are categories, whatever they hold.", parse=commas
+    )
+    numeric: list[Name] | None = command_option(
+        "fit", "Columns that are numbers, whatever they look like.", parse=commas
+    )
+    time: Name | None = command_option("fit", "A column of dates or times: the latest rows are those of the test.")
+    weight_column: Name | None = command_option("fit", "A column that says how much each row weighs in training.")
+    missing: list[Name] | None = command_option(
+        "fit", "Words that are missing values, such as unknown,-999, besides NA, ? and the like.", parse=commas
+    )
+    encoding: Name | None = command_option("fit", "Encoding of the text files, such as cp1252. [default: utf-8]")
+    test: Place | None = command_option("fit", "A file of test rows. [default: a fifth of the rows]")
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """The network of the command, its optimiser and its loss."""
+
+    hidden: Widths = command_option(
+        "fit", "Widths of the hidden layers, such as 64,64. [default: 128,128; images 500]", decided, parse=_widths
+    )
+    dropout: Share = command_option(
+        "fit",
+        "Share of each hidden layer's outputs that a training step leaves out; 0: none. [default: 0.1; images 0]",
+        decided,
+    )
+    ensemble: Whole = command_option(
+        "fit", "Networks that learn a table side by side and are averaged. [default: 8]", decided
+    )
+    lr: Rate = command_option(
+        "fit",
+        "Learning rate at the start; it falls to 0 by a cosine. [default: 0.002; images 0.003; sgd 0.05]",
+        decided,
+    )
+    optimizer: OPTIMIZERS = command_option(
+        "fit",
+        "adamw (weight decay 0.05, images 0.01), sgd (momentum 0.9), adam, lion, rmsprop, adafactor, muon.",
+        "adamw",
+        parse=str.lower,
+    )
+    groups: list[Group] | None = command_option("fit", None)
+    loss: Literal["cross_entropy", "mse"] = command_option(
+        "fit", "cross_entropy or mse. [default: cross_entropy for classes, else mse]", decided
+    )
+    val: dict[str, Place] | None = command_option(
+        "fit",
+        "A file to validate on, in place of --val-split; several as NAME=FILE. May be given more than once.",
+        parse=_named_file,
+    )
+    patience: Count = command_option(
+        "fit",
+        "End after so many evaluations without improvement, with the best weights; 0: never. "
+        "[default: 15 for a table that is validated]",
+        decided,
+    )
+    monitor: str | None = command_option(
+        "fit", "What is to improve: val_loss, val_accuracy, NAME.loss. [default: the loss]"
+    )
+    metric: SCORES | None = command_option(
+        "fit", "The score of the validation rows that --patience waits for. [default: the loss]"
+    )
+    class_weight: Literal["balanced"] | None = command_option(
+        "fit", "balanced: all classes weigh the same in training and its validation."
+    )
+
+
+@dataclass(frozen=True)
+class FitOutput:
+    """What the command writes."""
+
+    out: Place = command_option("fit", "Folder for model.safetensors and result.json.", "gradloom-out", saved=False)
+    json: bool = command_option("fit", JSON_HELP, False, saved=False)

@@ -1,0 +1,231 @@
+"""Options declared once: fields of frozen dataclasses (records), from which everything else is derived.
+
+    @dataclass(frozen=True)
+    class StepOptions:
+        ema: Share = option(0.0, "the decay of a moving average", Flag("fit finetune", "Decay of a moving average."))
+
+derived from a field           by
+-----------------------------  ------------------------------------------
+signature and docstring        `takes`
+flag, help, settings file      `Flag`, cli/setting.py
+run identity                   `bits=True`, `bits_of`
+memory plan                    a flag of the command `plan`
+type stubs and docs/options.md docs/options.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+_F32_MAX = (2 - 2.0**-23) * 2.0**127
+
+
+# ---- types with limits -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The limit of a value, in words and as msgspec.Meta takes it (ge, gt, le, lt, min_length, pattern)."""
+
+    need: str
+    limits: tuple[tuple[str, Any], ...] = ()
+
+
+Whole = Annotated[int, Limit("a whole number of at least 1", (("ge", 1), ("le", (1 << 63) - 1)))]
+Count = Annotated[int, Limit("a whole number of at least 0", (("ge", 0), ("le", (1 << 63) - 1)))]
+# Programs hold these in float32: values that float32 rounds to inf, 0 or 1 are refused
+Rate = Annotated[float, Limit("a finite number above 0", (("gt", 2.0**-150), ("le", _F32_MAX)))]
+Share = Annotated[float, Limit("a number of at least 0 and below 1", (("ge", 0.0), ("lt", 1 - 2.0**-25)))]
+Decay = Annotated[float, Limit("a finite number of at least 0", (("ge", 0.0), ("le", _F32_MAX)))]
+_TIME = r"(?!0+(\.0+)? ?[a-z])\d{1,15}(\.\d{1,15})? ?(s|sec|min|h|d)"
+_COUNT = r"(?!0+ ?[a-z])\d{1,15} ?(steps?|epochs?)"
+Duration = Annotated[str, Limit("a duration such as 90s, 5min or 3h", (("pattern", rf"^{_TIME}\Z"),))]
+Often = Annotated[str, Limit("a text such as 100steps or 1epoch", (("pattern", rf"^{_COUNT}\Z"),))]
+Interval = Annotated[str, Limit("a text such as 5min, 100steps or 1epoch", (("pattern", rf"^({_TIME}|{_COUNT})\Z"),))]
+Name = Annotated[str, Limit("a text that is not empty", (("min_length", 1),))]
+Place = Annotated[str, Limit("the name of a file or folder", (("pattern", r"^[^\0]+\Z"),))]
+decided: Any = None  # the default of a flag whose value follows from the data or the method
+
+
+def commas(text: str) -> list[str]:
+    """The parts of a text such as a,b."""
+    return [part.strip() for part in text.split(",")] if text.strip() else []
+
+
+# ---- the declaration -------------------------------------------------------------------------------------------------
+
+_SAME: Any = "same"  # a flag with the default of its field
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How commands show an option.
+
+    commands   their names, such as "fit finetune"; "plan": the option affects the memory plan
+    help       None: no flag, a key of settings files only
+    kind       the type with limits, by default that of the field
+    default    by default that of the field; None: without the flag the function's default applies
+    parse      text of the flag -> value (or each text of a flag that may be repeated)
+    is_number  a text that is often a number, which a settings file may hold as a whole number
+    """
+
+    commands: str
+    help: str | None
+    kind: Any = None
+    default: Any = _SAME
+    parse: Callable[[str], Any] | None = None
+    is_number: bool = False
+    is_argument: bool = False
+    metavar: str | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """A field of a record.
+
+    bits   affects result bits. True: a resume compares the value by name; a text: what the value decides, which is
+           compared in its place
+    saved  written to a run's settings.toml
+    typed  the annotation for type checkers, where the field's own is less precise
+    """
+
+    doc: str
+    default: Any
+    flags: tuple[Flag, ...] = ()
+    bits: bool | str = False
+    saved: bool = True
+    typed: str = ""
+    name: str = ""
+    kind: Any = None
+
+    def flag(self, command: str) -> Flag | None:
+        """The flag of a command, with kind and default filled in."""
+        for flag in self.flags:
+            if command in flag.commands.split():
+                default = self.default if flag.default is _SAME else flag.default
+                return dataclasses.replace(flag, kind=flag.kind or without_none(self.kind), default=default)
+        return None
+
+    @property
+    def annotation(self) -> Any:
+        """The type for signatures and stubs."""
+        return self.typed or _plain(self.kind)
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    doc: str = "",
+    *flags: Flag,
+    bits: bool | str = False,
+    saved: bool = True,
+    typed: str = "",
+) -> Any:
+    """A field of a record; see Option and Flag."""
+    made = Option(" ".join(doc.split()), default, flags, bits, saved, typed)
+    return dataclasses.field(default=default, metadata={"option": made})
+
+
+def command_option(commands: str, help: str | None, default: Any = None, saved: bool = True, **flag: Any) -> Any:
+    """An option that only commands have; see Flag."""
+    return option(default, "", Flag(commands, help, **flag), saved=saved)
+
+
+def options_of(*records: type) -> dict[str, Option]:
+    """The options of records by name, those of a class before those that it inherits. A later record replaces fields
+    of an earlier one."""
+    return {name: one for record in records for name, one in _options_of(record).items()}
+
+
+@cache
+def _options_of(record: type) -> dict[str, Option]:
+    hints = get_type_hints(record, include_extras=True)
+    fields = {field.name: field.metadata["option"] for field in dataclasses.fields(record)}
+    order = dict.fromkeys(name for part in record.__mro__ for name in vars(part).get("__annotations__", ()))
+    return {n: dataclasses.replace(fields[n], name=n, kind=hints[n]) for n in order}
+
+
+def without_none(kind: Any) -> Any:
+    """X of X | None."""
+    parts = [part for part in get_args(kind) if part is not type(None)]
+    is_optional = get_origin(kind) is not Annotated and type(None) in get_args(kind)
+    return parts[0] if is_optional and len(parts) == 1 else kind
+
+
+def _plain(kind: Any) -> Any:
+    """The type without limits."""
+    if get_origin(kind) is Annotated:
+        return _plain(get_args(kind)[0])
+    inner = without_none(kind)
+    return kind if inner is kind else _plain(inner) | None
+
+
+# ---- what is derived -------------------------------------------------------------------------------------------------
+
+
+def takes(*records: type) -> Callable[[F], F]:
+    """Replace **settings in a function's signature and annotations by the options, and {options} in its docstring by
+    their documentation. Of a class: in its constructor and its docstring."""
+
+    def derive(target: F) -> F:
+        function: Any = target.__init__ if inspect.isclass(target) else target
+        every = options_of(*records).values()
+        signature = inspect.signature(function)
+        own = list(signature.parameters.values())
+        more = [
+            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
+            for one in every
+        ]
+        kept = [p for p in own if p.kind is not p.VAR_KEYWORD]
+        rest = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD, annotation=Any)
+        function.__signature__ = signature.replace(parameters=[*kept, *more, rest])
+        shown = {p.name: p.annotation for p in [*kept, *more, rest] if p.annotation is not p.empty}
+        function.__annotations__ = shown | {"return": signature.return_annotation}
+        target.__doc__ = "\n".join(_documented(target.__doc__ or "", list(every)))
+        return target
+
+    return derive
+
+
+def _documented(text: str, every: list[Option]) -> Iterator[str]:
+    for line in text.split("\n"):
+        if line.strip() != "{options}":
+            yield line
+            continue
+        width = max(len(one.name) for one in every) + 2
+        indent = line[: len(line) - len(line.lstrip())]
+        for one in every:
+            yield textwrap.fill(
+                one.doc, 120, initial_indent=f"{indent}{one.name:<{width}}", subsequent_indent=indent + " " * width,
+                break_on_hyphens=False, break_long_words=False,
+            )  # fmt: skip
+
+
+def taken(record: type[R], given: Mapping[str, Any]) -> tuple[R, dict[str, Any]]:
+    """(the record of the arguments that are its options, the other arguments)."""
+    names = options_of(record)
+    made = record(**{name: value for name, value in given.items() if name in names})
+    return made, {name: value for name, value in given.items() if name not in names}
+
+
+def values_of(settings: Any, *records: type) -> dict[str, Any]:
+    """The options of these records that `settings`, another record, has too, with its values."""
+    return {name: getattr(settings, name) for name in options_of(*records) if hasattr(settings, name)}
+
+
+def bits_of(settings: Any, *records: type) -> dict[str, Any]:
+    """The values that a resume compares by name."""
+    return {name: getattr(settings, name) for name, one in options_of(*records).items() if one.bits is True}
+
+
+def default_bits(*records: type) -> dict[str, Any]:
+    """Likewise of a run without any of these options, as one that an earlier version has saved."""
+    defaults = {name: one.default for name, one in options_of(*records).items() if one.bits is True}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}

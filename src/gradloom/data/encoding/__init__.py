@@ -1,0 +1,1 @@
+"""Encoding of tables: columns as features, targets as labels, learned from the training rows."""

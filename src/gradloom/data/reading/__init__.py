@@ -1,0 +1,1 @@
+"""Reading of tables: files, DataFrames and arrays as columns of numbers or texts."""

@@ -1,0 +1,431 @@
+"""Training data: a CSV, a .parquet, an .npz, a folder of idx files, or a DataFrame becomes one Table."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import what_is
+from ..base.defaults import LEAST_VALIDATED, VALIDATED
+from ..base.described import LONGEST
+from ..base.errors import DataError, FileError, SettingError
+from ..base.habits import hinted
+from .dataset import Dataset, split_rows
+from .encoding.fitting import fit_array, fit_columns
+from .encoding.hints import far_numbers
+from .encoding.layout import check_layout, order_of_columns
+from .encoding.preprocess import Preprocess
+from .encoding.roles import Roles
+from .encoding.target_encoding import Encoding
+from .encoding.targets import (
+    check_classes,
+    drop_rows_without_target,
+    hold_out,
+    known_targets,
+    target_scales,
+    targets_of,
+    targets_of_column,
+)
+from .encoding.times import NUMBER, missing_time, times_of
+from .reading.cell_rules import PLAIN, UTF_8, CellRules, missing_words
+from .reading.columns import Columns
+from .reading.csv_file import read_csv
+from .reading.kinds import need_numbers
+from .reading.npz import keys_of, load_npz
+from .reading.parquet import is_parquet, read_parquet
+from .reading.raw_table import Y_KEYS, RawTable, idx_to_predict, key_of_rows, read_raw
+from .reading.table_columns import is_table, table_columns
+from .reading.text_bytes import encoding_of, is_text_file
+from .row_uses import TEST, TRAIN, VAL, RowUses
+
+
+@dataclass
+class Table:
+    """Training data: features, targets, and how they were made.
+
+    train, test  Dataset; features f32 (n, d), or as in the file (n, d) for images; labels i32 ids (classification) or
+                 standardised f32 (n, targets) (regression); the rows of train are in the order of the seed
+    test_from    "file" when the file brought its test rows, "--test" when they are of another one, "held out" when they
+                 were taken from the others, "the latest" when these are the latest rows, "" if none
+    test_targets in the units of the file (regression)
+    notes        for the user: decisions, columns left out, cells filled in
+    val          the latest rows before the test, to validate on, where the rows are split by time
+    val_split    the share of the training rows that fit is to validate on (of those before `val` was taken)
+    """
+
+    path: str
+    task: str
+    train: Dataset
+    test: Dataset | None
+    test_from: str
+    preprocess: Preprocess
+    test_targets: np.ndarray | None = None
+    notes: list[str] = field(default_factory=list)
+    val: Dataset | None = None
+    val_split: float = 0.0
+    uses: RowUses | None = None  # the use of each row of the file
+
+
+@np.errstate(all="ignore")  # overflow is checked explicitly
+@hinted
+def read_table(
+    data: Any,
+    target: str | None = None,
+    task: str | None = None,
+    test_split: float = 0.2,
+    val_split: float | None = 0.0,
+    seed: int = 0,
+    *,
+    drop: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    numeric: Sequence[str] = (),
+    time: str | None = None,
+    weight: str | None = None,
+    test: Any = None,
+    missing: Sequence[str] = (),
+    encoding: str | None = None,
+) -> Table:
+    """Read a table for training.
+
+    data        the path of a .csv, .csv.gz, .parquet or .npz file, or of a folder of idx files; or a DataFrame of
+                pandas or polars, or a table of pyarrow, which is read as a file with these columns is (the index of a
+                DataFrame is no column)
+    target      the column (CSV, Parquet) or array (.npz) to predict; None: the last column, or the conventional name
+    task        "classification" or "regression"; None: decided from the target
+    test_split  share of the rows (of each class) held out for the test when the file brings no test rows; 0: none
+    val_split   the validation share that fit will take from the training rows: they are kept out of the statistics.
+                None: 0.15 of a table of at least 100 training rows, else none (Table.val_split)
+    drop        columns that are not used; categorical, numeric: columns that are texts, or numbers, whatever they hold
+    time        a column of dates or times, or of numbers that stand for times: it becomes features, the test rows are
+                the latest, and `val` of the table the latest of the others
+    weight      a column of how much each row weighs in training: numbers of at least 0
+    test        test rows with their targets, a path or a table; then none are held out
+    missing     words that are missing values in every column, such as ["unknown", "-999"], besides "", NA, ? and the
+                like; a word that is a number stands for all spellings of it
+    encoding    of the text files, data and test, such as "cp1252"; None: UTF-8. A byte order mark goes before it. The
+                preprocessing keeps missing and encoding for new rows
+
+    DataError for a column that is not there, SettingError for one that is named for two things.
+    """
+    if task not in (None, "classification", "regression"):
+        raise SettingError(setting="task", seen=task, need="classification or regression")
+    words, name = missing_words(missing), UTF_8 if encoding is None else encoding_of(encoding)
+    if encoding is not None and not (is_text_file(data) or is_text_file(test)):
+        raise SettingError("{encoding} requires .csv or another text file; omit it", encoding=encoding)
+    raw = read_raw(data, target, CellRules(missing=words, encoding=name))
+    if words and not isinstance(raw.x, Columns):
+        raise SettingError(f"{raw.path}: holds arrays without columns; omit {{missing}}", missing=...)
+    uses = RowUses(np.zeros(len(raw.y), np.uint8), raw.array, raw.test_array)
+    raw = drop_rows_without_target(raw)
+    roles = Roles(drop, categorical, numeric, time, weight)
+    if roles and not isinstance(raw.x, Columns):
+        raise roles.refused(f"{raw.path}: holds arrays without columns")
+    if test is not None and raw.test_x is not None:
+        raise SettingError(f"{raw.path}: has its own test rows; omit {{test}}", test=...)
+    found = roles.of(raw.x, raw.target_index) if isinstance(raw.x, Columns) else {}
+    weights = _weights(raw, found)
+    if weights is not None and not weights.all():
+        weights = _without_weightless(raw, weights)
+    task, y, test_y, classes = targets_of(raw, task)
+    n = len(y)
+    rows, val_rows, held = np.arange(n, dtype=np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    changes = rows
+    by_time = next((index for index, role in found.items() if role == "time"), None)
+    if by_time is not None:
+        rows, changes = _in_time(raw, by_time)
+    if raw.test_x is None and test is None and test_split:
+        if n < 2:
+            raise DataError(f"{raw.path}: {n} row; need at least 2, one of them for the test")
+        if by_time is not None:
+            rows, held = _latest(raw, rows, changes, test_split, "test")
+        else:
+            rows, held = hold_out(y if task == "classification" else np.zeros(n, np.int32), test_split, seed)
+    if val_split is None:
+        val_split = VALIDATED if isinstance(raw.x, Columns) and len(rows) >= LEAST_VALIDATED else 0.0
+        if by_time is not None and not (changes < len(rows)).any():  # one time is left: no later one validates
+            val_split = 0.0
+    if by_time is not None and val_split and len(rows) > 1:
+        rows, val_rows = _latest(raw, rows, changes, val_split, "validation")
+    in_fit = val_split and by_time is None
+    known = rows[split_rows(len(rows), val_split, seed)[0]] if in_fit else rows
+    if len(known) < 2:
+        need = f"{len(known)} remains for training after test and validation; need at least 2"
+        raise DataError(f"{raw.path}: {n} row{'s' * (n != 1)}, of which {need}")
+    # A large table has no room for wide numbers of rows, and for second copies of them and of the targets
+    number = np.int32 if n < 1 << 31 else np.int64
+    order: np.ndarray = np.concatenate([rows, val_rows, held], dtype=number)
+    known = known.astype(number)
+    rows, val_rows, held = np.split(order, [len(rows), len(rows) + len(val_rows)])
+    for part_of, use in ((rows, VAL if in_fit else TRAIN), (val_rows, VAL), (held, TEST), (known, TRAIN)):
+        uses.uses[raw.places(part_of)] = use
+    scales = None if task == "classification" else _scales(raw, y, known)
+    known.sort()
+    raw.y = y
+    raw.notes += _on_missing(raw, words)
+    made, features, test_features = _features(raw, known, task, order, y, found, seed, (words, name), uses)
+    if scales is None:
+        made.classes = classes
+        check_classes(raw.path, y[rows], classes, raw.notes)
+        labels = y[order]
+    else:
+        made.target_mean, made.target_std = scales
+        labels = made.targets_to_outputs(y)[order]
+    _check_described(raw.path, made)
+
+    records = made.records()
+
+    def part(start: int, stop: int, weigh: bool = False) -> Dataset:
+        weighed = weights[order[start:stop]] if weigh and weights is not None else None
+        rows = Dataset(features[start:stop], labels[start:stop], weights=weighed)
+        rows.records = records
+        return rows
+
+    end = len(rows) + len(val_rows)
+    table = Table(raw.path, task, part(0, len(rows), True), None, "", made, None, raw.notes)
+    table.val = part(len(rows), end) if len(val_rows) else None
+    table.val_split, table.uses = val_split, uses
+    if test is not None:
+        table.test, table.test_targets = labelled(test, table, "test on")
+        table.test_from = "--test"
+    elif test_features is not None:
+        assert test_y is not None
+        test_labels = test_y if task == "classification" else made.targets_to_outputs(test_y)
+        table.test, table.test_from, table.test_targets = Dataset(test_features, test_labels), "file", test_y
+    elif len(held):
+        table.test, table.test_targets = part(end, n), y[held]
+        table.test_from = "held out" if by_time is None else "the latest"
+    return table
+
+
+def labelled(data: Any, table: Table, use: str = "validate on") -> tuple[Dataset, np.ndarray]:
+    """(encoded rows of another file or table, their targets in the units of the data). Rows without a known target are
+    left out, with a note in the table; DataError if none remains."""
+    made = table.preprocess
+    features, targets, notes, problems = read_features(data, made)
+    path = data if isinstance(data, (str, os.PathLike)) else "test"
+    if targets is None:
+        raise DataError(f"{path}: has no {made.target!r:.60} to {use}; need rows with their targets")
+    is_class = made.task == "classification"
+    known = targets >= 0 if is_class else np.isfinite(targets).all(axis=1)
+    if not known.any():
+        raise DataError(f"{path}: no row has a {made.target!r:.60} that the training rows have")
+    left_out = int((~known).sum())
+    lost = [f"{left_out:,} rows without a usable target left out"] * bool(left_out)
+    table.notes += [f"{path}: {note}" for note in [*notes, *problems, *lost]]
+    targets = targets[known].astype(np.int32) if is_class else targets[known]
+    return Dataset(features[known], targets if is_class else made.targets_to_outputs(targets)), targets
+
+
+def _on_missing(raw: RawTable, words: Sequence[str]) -> list[str]:
+    """A note with the number of cells of each word that is declared missing."""
+    if not words or not isinstance(raw.x, Columns):
+        return []
+    found = dict.fromkeys(words, 0)
+    for index in range(len(raw.x.names)):
+        marks = raw.x.cells[index].marks
+        for word in words:
+            found[word] += marks.get(word, 0)
+    counts = ", ".join(f"{word!r:.60} in {count:,} cell{'s' * (count != 1)}" for word, count in found.items())
+    return [f"missing values: {counts}"]
+
+
+def _latest(
+    raw: RawTable, rows: np.ndarray, changes: np.ndarray, share: float, part: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """(the other rows, about this share of the latest rows); rows of one time are on one side.
+
+    changes: the positions in `rows` where a new time begins. DataError if all rows have one time."""
+    wanted = len(rows) - min(max(round(len(rows) * share), 1), len(rows) - 1)
+    changes = changes[changes < len(rows)]
+    if not len(changes):
+        need = f"the {part} rows require later ones than the others"
+        raise DataError(f"{raw.path}: time: all {len(rows)} rows that are left have the same time; {need}")
+    start = int(changes[np.argmin(abs(changes - wanted))])
+    if start != wanted:
+        count, seen = len(rows) - start, len(rows) - wanted
+        raw.notes.append(f"{part}: {count:,} rows in place of {seen:,}, because rows of the same time stay together")
+    return rows[:start], rows[start:]
+
+
+def _in_time(raw: RawTable, index: int) -> tuple[np.ndarray, np.ndarray]:
+    """(rows in the order of time, then of the file; positions where a new time begins)."""
+    assert isinstance(raw.x, Columns)
+    seconds, form = times_of(raw.x, index)
+    error = missing_time(raw.x, index, seconds)
+    if error is not None:
+        raise error
+    kind = "numbers" if form == NUMBER else "dates of the form 2024-01-31" if form == "iso" else f"dates, {form}"
+    if form != NUMBER and form != "iso" and "%y" not in form.lower():
+        kind = f"times of day without a date, {form}"
+    raw.notes.append(f"time: {raw.names_of()[index]!r:.60} holds {kind}; the rows are split by it, the latest last")
+    order = np.argsort(seconds, kind="stable")
+    return order, np.flatnonzero(np.diff(seconds[order])) + 1
+
+
+def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:
+    """The weight of each row; None without a weight column."""
+    index = next((index for index, role in roles.items() if role == "weight"), None)
+    if index is None:
+        return None
+    assert isinstance(raw.x, Columns)
+    name = raw.x.names[index]
+    values = need_numbers(raw.x, index, f"weight column {name!r:.60}")
+    narrow = values.astype(np.float32)  # as training takes them
+    bad = np.flatnonzero(~(np.isfinite(narrow) & (values >= 0)) | ((narrow == 0) & (values > 0)))
+    if len(bad):
+        value = values[bad[0]]
+        seen = "missing" if np.isnan(value) else f"{value:g}"
+        need = "a number of at least 0" if not value > 0 or np.isinf(value) else "one that float32 holds"
+        raise DataError(f"{raw.x.where(int(bad[0]))}: weight column {name!r:.60} is {seen}; need {need}")
+    raw.notes.append(f"row weights in training: {name!r:.60}")
+    return values
+
+
+def _without_weightless(raw: RawTable, weights: np.ndarray) -> np.ndarray:
+    """The weights above 0; removes the other rows from the table."""
+    rows = np.flatnonzero(weights)
+    assert isinstance(raw.x, Columns)
+    if not len(rows):
+        raise DataError(f"{raw.path}: all {len(weights)} rows weigh 0; need some above 0")
+    count = len(weights) - len(rows)
+    raw.notes.append(f"{count:,} of {len(weights):,} rows left out: they weigh 0")
+    raw.x, raw.y = raw.x.keep(rows), raw.y[rows]
+    return weights[rows]
+
+
+def _scales(raw: RawTable, y: np.ndarray, known: np.ndarray) -> tuple[list[float], list[float]]:
+    """(mean, deviation) of each target over the known rows."""
+    values = np.reshape(y, (len(y), -1))[known].astype(np.float64)
+    if isinstance(raw.x, Columns) and y.ndim == 1:
+        raw.notes += far_numbers(raw.x, y.astype(np.float64), known, f"target {raw.target!r:.60}")
+    mean, std = target_scales(values, f"{raw.path}: target {raw.target!r:.60}")
+    if min(std) == 0:
+        raise DataError(f"{raw.path}: target {raw.target!r:.60} is {values[0][0]:g} in every training row; need values")
+    return mean.tolist(), std.tolist()
+
+
+def _check_described(path: str, made: Preprocess) -> None:
+    """DataError if a saved model could not be read: names that are not texts, or too long."""
+    text = made.to_json()
+    if len(json.dumps(text)) > LONGEST - (1 << 20):
+        raise DataError(f"{path}: names, texts and classes take {len(text):,} characters; need fewer or shorter ones")
+    try:
+        Preprocess.from_json(text)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+@np.errstate(all="ignore")
+def read_features(data: Any, preprocess: Preprocess) -> tuple[np.ndarray, np.ndarray | None, list[str], list[str]]:
+    """(features, targets where the data have them, notes, problems with those targets) for a trained model.
+
+    data: the path of a file, or a table whose columns are found by name (see is_table).
+    The targets are class ids (-100 for a class that the model does not know) or floats in the units of the file.
+    """
+    if not isinstance(data, (str, os.PathLike)):
+        if not is_table(data):
+            raise DataError(f"read_features: got {what_is(data)}; need a path, or a DataFrame")
+        return features_of_columns(table_columns(data, "rows", preprocess.rules, preprocess.header), preprocess)
+    where = Path(data)
+    if not where.exists():
+        raise FileError(f"{where}: no such file or folder")
+    raw_y: np.ndarray | None = None
+    notes: list[str] = []
+    if where.is_dir() or ".idx" in where.name or "-idx" in where.name:
+        x, raw_y, notes = idx_to_predict(where)
+        if x.size == 0:
+            raise DataError(f"{where}: {list(x.shape)} images; need at least 1")
+        features, more = preprocess.apply(x)
+    elif where.name.lower().endswith(".npz"):
+        arrays = load_npz(where)
+        keys = {k.lower(): k for k in arrays}
+        key = key_of_rows(keys)
+        if key is None:
+            raise DataError(f"{where}: holds {keys_of(arrays)}; need an array called x")
+        if arrays[key].size == 0:
+            raise DataError(f"{where}: {key!r:.60} of shape {list(arrays[key].shape)} is empty; need at least 1 row")
+        y_key = next((keys[k] for k in Y_KEYS if k in keys), None)
+        paired = y_key is not None and len(np.atleast_1d(arrays[y_key])) == len(np.atleast_1d(arrays[key]))
+        raw_y = arrays[y_key] if y_key is not None and paired else None
+        features, more = preprocess.apply(np.atleast_1d(arrays[key]))
+    else:
+        names = tuple(c.name for c in preprocess.columns) if preprocess.header else ()
+        header = None if preprocess.header else False
+        columns = read_columns(where, names, header, preprocess.rules)
+        return features_of_columns(columns, preprocess)
+    targets, problems = (None, []) if raw_y is None else known_targets(raw_y, preprocess)
+    return features, targets, notes + more, problems
+
+
+def read_columns(
+    path: str | os.PathLike[str],
+    expect: Sequence[str] = (),
+    header: bool | None = None,
+    rules: CellRules = PLAIN,
+) -> Columns:
+    """The columns of a .parquet file or, by any other name, of a CSV file; arguments as for read_csv."""
+    if is_parquet(path):
+        return read_parquet(Path(path), header is not False, rules)
+    return read_csv(path, expect, header, rules)
+
+
+@np.errstate(all="ignore")
+def features_of_columns(
+    data: Columns, preprocess: Preprocess
+) -> tuple[np.ndarray, np.ndarray | None, list[str], list[str]]:
+    """read_features of a table."""
+    notes: list[str] = []
+    if not preprocess.header and data.is_named and data.lines is None:  # a table, whose columns have names of their own
+        order, notes = order_of_columns(data.path, data.names, preprocess)
+        data = replace(data, names=[data.names[i] for i in order], cells=[data.cells[i] for i in order])
+    notes += check_layout(data, preprocess)
+    features, more = preprocess.apply(data)
+    notes += more
+    target: int | None = None
+    if preprocess.header and preprocess.target in data.names:
+        target = data.names.index(preprocess.target)
+    elif not preprocess.header and len(data.names) == len(preprocess.columns) + 1:
+        target = preprocess.target_index
+    targets, problems = (None, []) if target is None else targets_of_column(data, target, preprocess)
+    return features, targets, notes, problems
+
+
+def _features(
+    raw: RawTable,
+    known: np.ndarray,
+    task: str,
+    order: np.ndarray,
+    y: np.ndarray,
+    roles: Mapping[int, str],
+    seed: int,
+    reading: tuple[list[str], str],
+    uses: RowUses,
+) -> tuple[Preprocess, np.ndarray, np.ndarray | None]:
+    """(preprocess learned from the known rows, features of all rows in this order, features of the test rows).
+
+    y: the targets, class ids or numbers, of all rows; reading: the words that are missing values, and the encoding;
+    uses: gets a sample of the training rows."""
+    order_or_none = None if np.array_equal(order, np.arange(len(y))) else order
+    if isinstance(raw.x, Columns):
+        made = fit_columns(raw.x, known, raw.target_index, task, raw.notes, roles)
+        made.target, (made.missing, made.encoding) = raw.target, reading
+        encoding = Encoding(made, raw.x, known, y, seed)
+        features, notes = made.apply(raw.x, order_or_none)
+        uses.take_sample(features, y, order, known)
+        encoding.cross_fit(features, order)
+    else:
+        made = fit_array(raw.path, raw.x, known, task, raw.target)
+        features, notes = made.apply(raw.x, order_or_none)
+        uses.take_sample(features, y, order, known)
+    test_features = None
+    if raw.test_x is not None:
+        test_features, more = made.apply(raw.test_x)
+        notes += [f"test rows: {note}" for note in more]
+    raw.notes += notes
+    return made, features, test_features

@@ -1,0 +1,1 @@
+"""Models of tables: defaults, networks, scores, saved models, and scikit-learn estimators."""

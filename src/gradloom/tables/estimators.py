@@ -1,0 +1,295 @@
+"""Classifier and Regressor: the networks of `gradloom fit` behind scikit-learn's fit and predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
+
+from ..base.arguments import as_share, as_whole, what_is
+from ..base.arrays import need_collected
+from ..base.errors import DataError, SettingError
+from ..base.habits import AttributeHints, KeywordHints
+from ..data.dataset import Dataset
+from ..data.encoding.targets import target_scales
+from ..data.frames import features_of, learned
+from ..data.reading.parquet import whole_table
+from ..data.reading.raw_table import class_name
+from ..data.reading.table_columns import has_texts, is_table, rows_of_table
+from .model import Model
+from .perceptron import OPTIMIZERS
+from .recipe import Recipe
+
+_DESCRIBED = ("seed", "hidden", "batch_size", "lr", "loss", "optimizer", "dropout", "ensemble", "folds")
+
+
+class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
+    """Shared by classifier and regressor: settings, rows, training."""
+
+    def __init__(
+        self,
+        hidden: Sequence[int] | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        optimizer: str = "adamw",
+        dropout: float | None = None,
+        ensemble: int | None = None,
+        val_split: float | None = None,
+        folds: int | None = None,
+        patience: int | None = None,
+        metric: str | None = None,
+        precision: str | None = None,
+        device: str | None = None,
+        threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.hidden = hidden
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.optimizer = optimizer
+        self.dropout = dropout
+        self.ensemble = ensemble
+        self.val_split = val_split
+        self.folds = folds
+        self.patience = patience
+        self.metric = metric
+        self.precision = precision
+        self.device = device
+        self.threads = threads
+        self.seed = seed
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True  # an empty cell is filled with the median of the training
+        return tags
+
+    def _rows(self, X: Any, y: Any = None, *, reset: bool) -> tuple[Any, Any]:
+        """(X, y) as they are used: a table with texts as it is, else an array of numbers [rows, features]."""
+        need_collected("X", X)
+        X = whole_table(X)
+        if isinstance(X, np.ma.MaskedArray):  # masked cells are empty
+            X = np.ma.filled(X.astype(np.float64), np.nan)
+        if np.ma.is_masked(y):
+            raise DataError("fit: y has masked elements; need a target for each row")
+        if has_texts(X):
+            if not reset:
+                return validate_data(self, X, reset=False, skip_check_array=True), None
+            X, y = validate_data(self, X, y, skip_check_array=True)
+            y = check_array(y, input_name="y", ensure_2d=False, dtype=None)
+            check_consistent_length(X, y)
+            return X, y
+        more: dict[str, Any] = {"ensure_all_finite": "allow-nan", "reset": reset}
+        if not reset:
+            return validate_data(self, X, **more), None
+        return validate_data(self, X, y, multi_output=True, dtype="numeric", y_numeric=False, **more)
+
+    def _fit(self, X: Any, labels: np.ndarray, made: dict[str, Any], sample_weight: Any, **options: Any) -> Any:
+        """Train on rows X and labels i32 [rows], or targets f64 [rows, targets]. made: fields of
+        Preprocess for the target."""
+        if self.optimizer not in OPTIMIZERS:
+            raise SettingError(setting="optimizer", seen=self.optimizer, need=f"one of {', '.join(OPTIMIZERS)}")
+        weights = _weights(sample_weight, len(labels))
+        if weights is not None and not weights.all():  # a row that weighs nothing is no row
+            used = np.flatnonzero(weights)
+            X = rows_of_table(X, used) if is_table(X) else X[used]
+            labels, weights = labels[used], weights[used]
+        if len(labels) < 2:
+            least = "need at least 2 whose weight is not zero"
+            raise DataError(f"fit: {len(labels)} samples count (n_samples = {len(labels)}); {least}")
+        names = list(map(str, getattr(self, "feature_names_in_", ()))) or None
+        is_regression = made["task"] == "regression"
+        if is_regression:
+            mean, std = target_scales(labels, "y")
+            made = made | {"target_mean": mean.tolist(), "target_std": np.where(std > 0, std, 1.0).tolist()}
+        preprocess, features = learned(X, names, labels, **made)
+        if is_regression:
+            labels = preprocess.targets_to_outputs(labels)
+        rows = len(labels)
+        recipe = self._recipe().with_validation().decided(preprocess, rows)
+        if self.patience and not (recipe.val_split or recipe.folds):
+            text = "{patience} requires validation rows: {folds} or {val_split} above 0"
+            raise SettingError(text, patience=self.patience, folds=..., val_split=...)
+        net = recipe.network(preprocess)
+        optimizer = recipe.optimizer_for(net, preprocess, rows)
+        stops, measured = recipe.stopping(preprocess.outputs_to_targets)
+        self.history_ = recipe.fit(
+            net, Dataset(features, labels, weights=weights), optimizer=optimizer, callbacks=stops, metrics=measured,
+            progress=False, precision=self.precision, device=self.device, threads=self.threads, **options,
+        )  # fmt: skip
+        kept = self.history_.kept
+        assert kept is not None
+        about = {name: getattr(recipe, name) for name in _DESCRIBED}
+        about |= {"epochs": len(self.history_), "saved_epoch": kept.epoch, "rows": rows}
+        numbers = {n if n.startswith("val_") else f"train_{n}": v for n, v in kept.numbers().items()}
+        metrics = {name: value for name, value in numbers.items() if np.isfinite(value)}
+        self.model_ = Model(net, preprocess, about, metrics)
+        return self
+
+    def _recipe(self) -> Recipe:
+        """The settings, each within its limits."""
+
+        def checked(name: str, check: Callable[..., Any], *limits: int) -> Any:
+            value = getattr(self, name)
+            return None if value is None else check(name, value, *limits)
+
+        return Recipe(
+            hidden=self._widths(), dropout=checked("dropout", as_share), ensemble=checked("ensemble", as_whole, 1),
+            val_split=checked("val_split", as_share), folds=checked("folds", as_whole, 0),
+            epochs=checked("epochs", as_whole, 1), batch_size=checked("batch_size", as_whole, 1), lr=self._rate(),
+            optimizer=self.optimizer, patience=checked("patience", as_whole, 0), metric=self.metric,
+            seed=as_whole("seed", self.seed, 0),
+        )  # fmt: skip
+
+    def _widths(self) -> Any:
+        """Of the hidden layers; None: the default."""
+        if self.hidden is None:
+            return None
+        if isinstance(self.hidden, (str, bytes)) or not isinstance(self.hidden, (Sequence, np.ndarray)):
+            raise SettingError(setting="hidden", seen=self.hidden, need="widths, such as (64, 64)")
+        return [as_whole("width", width, 1, "hidden") for width in self.hidden]
+
+    def _rate(self) -> Any:
+        """The first learning rate; None: the default."""
+        lr = self.lr
+        if lr is None:
+            return None
+        if isinstance(lr, bool) or not isinstance(lr, (int, float, np.number)) or not 0 < lr < np.inf:
+            raise SettingError(setting="lr", seen=lr, need="a finite number above 0")
+        return float(lr)
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        check_is_fitted(self, "model_")
+        rows, _ = self._rows(X, reset=False)
+        features = features_of(rows, self.model_.preprocess)[0]
+        return self.model_.outputs(features, precision=self.precision, device=self.device, threads=self.threads)
+
+
+class Classifier(ClassifierMixin, _Perceptron):
+    """A multilayer perceptron for classes, with the defaults of `gradloom fit`.
+
+    X: an array of numbers [rows, features], or a DataFrame, whose columns may hold texts; empty cells are NaN or None.
+    y: classes, [rows], of any kind.
+
+    hidden        widths of the hidden layers; None: (128, 128)
+    epochs        passes over the rows at most; None: by their number
+    batch_size    rows of a step; None: by the number of rows
+    lr            the first learning rate, which falls to 0 along a cosine; None: by the optimiser
+    optimizer     the name of one: adamw, adam, sgd, lion, rmsprop, adafactor, muon
+    dropout       share of the hidden layers' outputs that a step leaves out; None: 0.1
+    ensemble      networks that learn side by side and are averaged, nn.Ensemble; None: 8
+    folds         parts of the rows: each network trains without one, and these rows end the training; None: as many as
+                  networks for 100 rows and more, unless val_split is given; 0: none
+    val_split     share of the rows that ends the training and is not trained on; None: 0.15 of 100 rows and more that
+                  are in no folds
+    patience      evaluations of these without improvement after which training ends; None: 15; 0: never
+    metric        the score that is to improve, as of the command's --metric; None: the loss
+    class_weight  None, "balanced", or {class: weight}
+    precision, device, threads: as in gl.fit. seed: of weights, order of the rows and dropout
+
+    After fit: classes_, n_features_in_, feature_names_in_ (of a DataFrame), history_ (gl.fit's), and model_, a Model
+    that gl.save writes and `gradloom predict` takes. The same seed and data give the same bits.
+    Errors: those of scikit-learn for arrays that it refuses, DataError and SettingError (ValueErrors) otherwise.
+    """
+
+    def __init__(
+        self,
+        hidden: Sequence[int] | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        optimizer: str = "adamw",
+        dropout: float | None = None,
+        ensemble: int | None = None,
+        val_split: float | None = None,
+        folds: int | None = None,
+        patience: int | None = None,
+        metric: str | None = None,
+        class_weight: str | Mapping[Any, float] | None = None,
+        precision: str | None = None,
+        device: str | None = None,
+        threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            hidden, epochs, batch_size, lr, optimizer, dropout, ensemble, val_split, folds, patience,
+            metric, precision=precision, device=device, threads=threads, seed=seed,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
+        """Train anew. sample_weight: how much each row weighs in the loss, [rows]; a row of 0 is left out."""
+        X, y = self._rows(X, y, reset=True)
+        y = column_or_1d(y, warn=True)
+        if y.dtype.kind == "O" and (bad := next((i for i, label in enumerate(y) if label is None), None)) is not None:
+            raise DataError(f"fit: y is missing in row {bad}; each row must have a class")
+        check_classification_targets(y)
+        self.classes_, ids = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise DataError(f"fit: y holds one class, {class_name(self.classes_[0])!r:.60}; need at least 2 classes")
+        weight = self.class_weight
+        if isinstance(weight, Mapping):
+            known = {label: i for i, label in enumerate(self.classes_.tolist())}
+            unknown = [label for label in weight if label not in known]
+            if unknown:
+                text = f"{{class_weight}}: {unknown[0]!r:.60} is not a class of y"
+                raise SettingError(text, setting="class_weight")
+            weight = dict.fromkeys(range(len(known)), 1.0) | {known[label]: w for label, w in weight.items()}
+        made = {"task": "classification", "classes": [class_name(value) for value in self.classes_.tolist()]}
+        return self._fit(X, ids.reshape(-1).astype(np.int32), made, sample_weight, class_weight=weight)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest class of each row, [rows], of the dtype of y."""
+        outputs = self._outputs(X)
+        return np.asarray(self.classes_[outputs.argmax(axis=1)])
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class, f64 [rows, classes], in the order of classes_."""
+        outputs = self._outputs(X)
+        return self.model_.probabilities(outputs)
+
+
+class Regressor(RegressorMixin, _Perceptron):
+    """A multilayer perceptron for numbers, with the defaults of `gradloom fit`.
+
+    y: numbers, [rows] or [rows, targets]. X, settings, attributes and errors: as for Classifier.
+    """
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
+        """Train anew. sample_weight: how much each row weighs in the loss, [rows]; a row of 0 is left out."""
+        X, y = self._rows(X, y, reset=True)
+        y = check_array(y, ensure_2d=False, dtype=np.float64)
+        self._has_one_target = y.ndim == 1
+        return self._fit(X, y.reshape(len(y), -1), {"task": "regression"}, sample_weight)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Numbers in the units of y, f64 [rows] or [rows, targets]."""
+        outputs = self._outputs(X)
+        values = self.model_.preprocess.outputs_to_targets(outputs)
+        return values[:, 0] if self._has_one_target else values
+
+
+def _weights(given: Any, rows: int) -> np.ndarray | None:
+    if given is None:
+        return None
+    try:
+        weights = np.asarray(given, np.float64)
+    except (ValueError, TypeError):
+        raise DataError(
+            f"sample_weight: is {what_is(given)} of no numbers; need [{rows}], a weight for each row"
+        ) from None
+    if weights.shape != (rows,):
+        raise DataError(f"sample_weight: shape {list(weights.shape)}; need [{rows}], a weight for each row")
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise DataError("sample_weight: some weight is negative or not finite; need weights of at least 0")
+    return weights

@@ -1,0 +1,436 @@
+"""RankSteps: batches shared by ranks. Every rank computes some of a batch's micro-batches, and all take the same step.
+
+Every rank holds the data and the weights. A batch is cut into micro-batches as in one process, and micro-batch j is
+computed on rank j mod N. So the micro-batches decide the bits, the number of ranks does not.
+
+Running statistics start each micro-batch from their value before the step; after it they are the mean over the
+micro-batches, by rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..base.errors import GraphError, GuardTripped, NotFinite, SettingError, TrainError
+from ..base.settings import switches
+from ..graph.leaves import constant, setting, stored_value
+from ..graph.stored import Stored
+from ..graph.structure import named, structure
+from ..graph.value import Value
+from ..optim.state import OptimizerState
+from ..parallel.agree import Agreement, agreed, same_settings, sampled
+from ..parallel.communicator import Communicator, checksum
+from ..parallel.flat import take_effects
+from ..run.backend import make_of
+from ..run.compile import compile as compile_program
+from ..run.cpu_backend import isa_of
+from ..runs.state import TrainState, shown
+from ..step.exchange import Exchange, check_exchange
+from ..step.step import random_settings
+from .batches import CompiledBatch, MicroBatches, RowRange, cut
+from .compile_cache import CompileCache
+from .objective import BatchGraph, Objective
+from .result import Result
+from .source import RowSource
+from .steps import CALL_SECONDS, NO_COMMON_WEIGHT, Call, OnProgress, Steps
+
+REPORT_SECONDS = 0.1  # between two reports of a training pass
+DATA_BYTES, WEIGHT_BYTES = 64 << 20, 1 << 20  # larger data sets and mapped weights are compared by samples of this size
+
+
+T = TypeVar("T")
+
+
+def exchanged(graph: BatchGraph) -> tuple[dict[Stored, Value], dict[Stored, Value]]:
+    """The gradients of a micro-batch, and the next values of buffers, which its graph then does not write itself."""
+    grads = dict(zip((p.stored for p in graph.parameters), graph.grads or (), strict=True))
+    return grads, take_effects([*graph.outputs, *grads.values()])
+
+
+class SumSteps(Steps):
+    """Steps of ranks. All call the same methods in the same order. To `run` a batch is one group of one micro-batch.
+
+    exchange   "ordered": summed in the order of the micro-batches; "fast": in the quickest order
+    """
+
+    ranks: Communicator
+
+    def __init__(
+        self,
+        objective: Any,  # an Objective, in dp_train a SampleObjective
+        cache: CompileCache,
+        state: OptimizerState,
+        ranks: Communicator,
+        exchange: str,
+        **settings: Any,
+    ) -> None:
+        super().__init__(objective, cache, state, **settings)
+        self.ranks, self.exchange = ranks, check_exchange(exchange)
+        self._endings: dict[Hashable, Any] = cache.table()
+
+    def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
+        for batch in rows.batches():
+            yield MicroBatches(batch.start, batch.count, 1, True, True, 0)
+
+    def _call(
+        self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
+    ) -> Call:
+        """One optimiser step."""
+        batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
+        exchange.fold(batch.micro_batches, lambda j: self._compute(exchange, batch, j))
+        step, outputs = self._summed(exchange, batch)
+        norms = self._end_step(exchange)
+        if isinstance(norms, Exception):
+            return step, 0, [], norms
+        return step, 1, [*outputs, *norms], None
+
+    def _end_step(self, exchange: Exchange) -> list[np.ndarray] | GuardTripped | NotFinite:
+        """Run the program on the sum: its norms, or why nothing was written."""
+        try:
+            return self._ending_for(exchange).run_many(1, self.state.settings())[1]
+        except (GuardTripped, NotFinite) as failed:
+            return failed
+
+    def _ending_for(self, exchange: Exchange) -> Any:
+        """The compiled program on the sum."""
+        key = exchange, exchange.reached, self.state.update_key(exchange.updated)
+        return self.cache.get(
+            self._endings, key, True, lambda: self._built("step", key, lambda: self._ending(exchange))
+        )
+
+    def _ending(self, exchange: Exchange) -> tuple[Any, list[Value]]:
+        """The program on the sum, and its nodes."""
+        divisor = constant(1.0) if self.objective.is_total else None
+        norms, updates = exchange.ending(
+            self.state, divisor=divisor, max_norm=self.max_norm, max_value=self.max_value, reached=exchange.reached
+        )
+        return compile_program(norms, updates, **self.options), [*norms, *updates]
+
+    def micro_program(
+        self, exchange: Exchange, graph: BatchGraph, values: Mapping[Stored, Value], outputs: list[Value]
+    ) -> CompiledBatch:
+        """The program of a micro-batch that writes to the flat array. values: of parameters and buffers."""
+        written = [values.get(p.stored) for p in (*exchange.parameters, *exchange.buffers)]
+        updates = exchange.collect([*written, *graph.outputs[:2]])
+        run = compile_program(outputs, updates, **self.options)
+        return CompiledBatch(
+            run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()),
+            exchange.parameters, options=self.options, layout=graph.layout,
+        )  # fmt: skip
+
+    @abstractmethod
+    def _built(self, what: str, key: Hashable, build: Callable[[], tuple[T, list[Value]]]) -> T:
+        """The first result of `build`, whose second one is the values of the graph that it built."""
+
+    def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
+        batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
+        return exchange.cause(
+            batch.micro_batches, lambda j: self._compute(exchange, batch, j), lambda j: self._first_bad(batch, j)
+        )
+
+    @abstractmethod
+    def _exchange_for(self, rows: RowRange) -> Exchange:
+        """What the ranks exchange in a step on such rows."""
+
+    @abstractmethod
+    def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
+        """Compute micro-batch j into the flat array of the exchange."""
+
+    @abstractmethod
+    def _first_bad(self, batch: RowRange, j: int) -> str:
+        """The first value that is not finite in micro-batch j."""
+
+    @abstractmethod
+    def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
+        """The outputs of a batch, from the sum; the program whose outputs these are."""
+
+
+class RankSteps(SumSteps):
+    """The steps of ranks that share each batch of rows.
+
+    train_state  its parts "model", "optimizer" and "average" must be the same on all ranks
+    """
+
+    objective: Objective
+
+    def __init__(
+        self,
+        objective: Objective,
+        cache: CompileCache,
+        state: OptimizerState,
+        ranks: Communicator,
+        exchange: str,
+        train_state: TrainState,
+        **settings: Any,
+    ) -> None:
+        super().__init__(objective, cache, state, ranks, exchange, **settings)
+        self.train_state = train_state
+        self.agreement = Agreement(ranks)
+        self._exchanges: dict[Hashable, Exchange] = cache.table()
+        self._micros: dict[Hashable, CompiledBatch] = cache.table()
+        self._names: dict[Stored, Hashable] = {}
+        self._measured: dict[int, list[np.ndarray]] = {}  # outputs of micro-batches that all ranks have measured
+        self._reported = 0.0
+
+    # ---- the same on all ranks -------------------------------------------------------------------------------
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """See Steps.together."""
+        return self.agreement.together()
+
+    def notify(self, listener: Callable[..., None] | None, *results: Any) -> None:
+        """Call a listener on rank 0; then all take its weights, and stop if it asks for that."""
+        self.agreement.root(listener, *results)
+        if self.ranks.gather(listener is not None)[0]:
+            self._share_state()
+        self.agreement.settle()
+
+    def _share_state(self) -> None:
+        """Copy rank 0's parameters, buffers, optimiser state and rates that are numbers to all ranks."""
+        with self.agreement.own():
+            self.cache.refresh(True)
+        self._compare_model()
+        for stored in self.train_state.arrays("model", "optimizer", "average").values():
+            array = stored.numpy()
+            self.ranks.broadcast(array)
+            stored.assign(array)
+        rates = self.state.optimizer.settings
+        rates |= self.ranks.gather({k: v for k, v in rates.items() if not callable(v)})[0]
+
+    def _compare_model(self) -> None:
+        """TrainError when the model has changed on some ranks only."""
+        ranks = self.ranks
+        first, *others = ranks.gather(self.cache.version)
+        for rank, theirs in enumerate(others, 1):
+            if theirs != first:
+                raise TrainError(
+                    f"the model has changed on {ranks.kind} 0 otherwise than on {ranks.kind} {rank}; need the same "
+                    f"change on all {ranks.size} (a listener is called on {ranks.kind} 0 alone)"
+                )
+
+    def _compare_settings(self, rows: RowRange) -> None:
+        """The trainer's settings, and the data set by checksum."""
+        objective, optimizer, source = self.objective, self.state.optimizer, rows.source
+        with self.agreement.own():
+            rates = {k.removeprefix("opt."): v for k, v in self.state.settings().items()}
+            chosen = switches(**{name: self.options.get(name) for name in ("isa", "precision", "flush")})
+            schedules = {f"schedule of {k}": shown(v) if callable(v) else "none" for k, v in optimizer.settings.items()}
+            device = self.options.get("backend", "cpu")
+            mine = {
+                "batch_size": rows.batch_size, "micro_batch_size": rows.micro_size, "training": rows.backward,
+                "seed": self.seed, "max_norm": self.max_norm, "max_value": self.max_value, "freeze": objective.freeze,
+                "loss": objective.loss if isinstance(objective.loss, str) else "a function", "exchange": self.exchange,
+                "optimizer": type(optimizer).__name__, **rates, **schedules, "device": make_of(device),
+                "isa": isa_of([device], chosen.isa),  # another one computes other bits
+                "precision": chosen.precision, "flush": chosen.flush,
+            }  # fmt: skip
+        same_settings(self.ranks, **mine)
+        self.agreement.compare_once("the data", id(source), lambda: [sampled(a, DATA_BYTES) for a in source.arrays])
+
+    def _built(self, what: str, key: Hashable, build: Callable[[], tuple[T, list[Value]]]) -> T:
+        """Build a graph, and compare it with those of the other ranks."""
+        with agreed(self.ranks):
+            made, values = build()
+        self._compare_graph(what, key, True, values)
+        return made
+
+    def _compare_graph(self, what: str, key: Hashable, backward: bool, values: list[Value]) -> None:
+        """Compare graphs by a checksum that is the same in all processes: arrays by name, mapped weights also by
+        bytes."""
+        version = self.cache.version[backward]
+        self.agreement.compare_once(
+            "the graph", (what, version, key), lambda: checksum(repr(structure(values, self._name)))
+        )
+
+    def _name(self, stored: Stored) -> Hashable:
+        if stored not in self._names:
+            known = named(stored)
+            self._names[stored] = known if stored.check is None else (known, sampled(stored.read(), WEIGHT_BYTES))
+        return self._names[stored]
+
+    # ---- running ---------------------------------------------------------------------------------------------
+
+    def run(self, rows: RowRange, result: Result, each: bool, on_progress: OnProgress | None) -> None:
+        """Steps.run on all ranks: the same rows, the same result everywhere. Only rank 0 calls `on_progress`."""
+        with self.agreement.together():
+            super().run(rows, result, each, on_progress)
+            self.agreement.settle()
+
+    def _begin(self, rows: RowRange, each: bool) -> bool:
+        each = super()._begin(rows, bool(self.ranks.gather(each)[0]))
+        self.agreement.compare("the order of the rows", lambda: rows.source.order.read()[rows.start : rows.stop])
+        if rows.backward or not self._exchanges:
+            self.agreement.compare("the training state", self.train_state.digest, "model", "optimizer", "average")
+        self._measured.clear()
+        self._reported = time.perf_counter()
+        return each
+
+    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
+        """Compile all that `run` of these rows runs."""
+        self._compare_model()
+        self._compare_settings(rows)
+        if rows.backward:
+            self._ending_for(self._exchange_for(rows))
+            sizes = {batch.micro_batch(j)[1] for batch in rows.ends() for j in (0, batch.micro_batches - 1)}
+            return [self._micro_for(rows, size) for size in sorted(sizes)]
+        steps = []
+        for size in {group.rows for group in self._groups(rows)}:
+            with agreed(self.ranks):
+                step = self.compiled_for(rows.source, size, False, False, rows.measures)
+            self._compare_graph("evaluation", (id(rows.source), size, rows.measures), False, step.outputs)
+            steps.append(step)
+        return steps
+
+    def _report(self, on_progress: OnProgress | None, done: int, rows: RowRange, each: bool) -> None:
+        is_late = rows.backward and time.perf_counter() - self._reported > REPORT_SECONDS
+        if each or done == rows.count or is_late:
+            self._reported = time.perf_counter()
+            self.agreement.root(on_progress, done)
+        if each and not rows.backward:
+            self.agreement.settle()
+
+    @property
+    def plans(self) -> list[Any]:
+        """The plans of all programs that were compiled so far."""
+        runs = [*(step.run for step in self._micros.values()), *self._endings.values()]
+        return super().plans + [run.plan for run in runs if run.plan is not None]
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """What ranks exchange, for each size of batch."""
+        return list(self._exchanges.values())
+
+    # ---- a training step -------------------------------------------------------------------------------------
+
+    def _micro_settings(self, batch: RowRange, j: int) -> dict[str, Any]:
+        first, rows = batch.micro_batch(j)
+        random = random_settings(self.seed, self.state.steps + self.skipped + 1, first - batch.start)
+        return {"position": first, "share": rows / batch.count, **random}
+
+    def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
+        with self.agreement.own():
+            first, rows = batch.micro_batch(j)
+            step, numbers = self._micro_for(batch, rows), exchange.numbers
+            outputs = exchange.run(step.run, self._micro_settings(batch, j))
+            for array in numbers.values():
+                array[...] = 0
+            numbers["stop"][...] = self.agreement.is_stopping
+            if outputs is None:
+                return
+            numbers["losses"][j], numbers["weights"][j] = outputs[0][0], outputs[1][0]
+            numbers["parts"][j] = [array[0] for array in step.loss_outputs(outputs)]
+            if step.has_predictions:
+                at, ids = first - batch.start, self._ids(outputs, rows)
+                numbers["predictions"][at * ids : (at + rows) * ids] = outputs[2].ravel()
+
+    def _first_bad(self, batch: RowRange, j: int) -> str:
+        with self.agreement.own():
+            return self._micro_for(batch, batch.micro_batch(j)[1]).first_bad(self._micro_settings(batch, j))
+
+    def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
+        count, size, numbers = batch.micro_batches, batch.micro_batch(0)[1], exchange.numbers
+        if numbers["stop"] != 0:
+            self.agreement.settle()
+        step = self._micro_for(batch, size)
+        outputs = [numbers[name][:count].copy() for name in ("losses", "weights")]
+        if step.has_predictions:
+            rows = batch.count * self._ids(step.outputs, size)
+            outputs.append(numbers["predictions"][:rows].astype(np.int32))
+        return step, outputs + list(numbers["parts"][:count].T.copy())
+
+    # ---- evaluation ------------------------------------------------------------------------------------------
+
+    def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
+        return super()._groups(rows) if rows.backward else cut(rows, False, False, False)
+
+    def _call(
+        self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
+    ) -> Call:
+        if rows.backward:
+            return super()._call(rows, left, result, each, on_progress)
+        first = (left.start - rows.start) // rows.micro_size
+        if first not in self._measured:
+            stop = min(first + self.ranks.size, rows.micro_batches) if each else rows.micro_batches
+            with self.agreement.own():
+                mine = self._measure(rows, first, stop, None if each else on_progress)
+            self._measured = {j: outputs for theirs in self.ranks.gather(mine) for j, outputs in theirs.items()}
+            self.agreement.settle()
+        count = 1 if each else left.count
+        columns = zip(*(self._measured.pop(j) for j in range(first, first + count)), strict=True)
+        step = self.compiled_for(rows.source, left.rows, False, False, rows.measures)
+        return step, count, [np.concatenate(column) for column in columns], None
+
+    def _measure(
+        self, rows: RowRange, first: int, stop: int, on_progress: OnProgress | None
+    ) -> dict[int, list[np.ndarray]]:
+        """The outputs of this rank's micro-batches among first..stop."""
+        ranks = self.ranks
+        own = [j for j in range(first, stop) if j % ranks.size == ranks.rank]
+        measured: dict[int, list[np.ndarray]] = {}
+        while len(measured) < len(own):
+            size = rows.micro_batch(own[len(measured)])[1]
+            step = self.compiled_for(rows.source, size, False, False, rows.measures)
+            alike = [j for j in own[len(measured) :] if rows.micro_batch(j)[1] == size]
+            at = np.array([rows.micro_batch(j)[0] for j in alike], np.int64)
+            settings = {"position": at, **random_settings(self.seed, self.state.steps + 1)}
+            done, outputs = step.run.run_many(len(alike), settings, CALL_SECONDS)
+            for i in range(done):
+                measured[alike[i]] = [array[i : i + 1].copy() for array in outputs]
+            if self.agreement.is_stopping:
+                break  # `settle` follows
+            if measured and len(measured) < len(own):
+                count = min(len(measured) * ranks.size, stop - first) * rows.micro_size
+                self.agreement.root(on_progress, min(count, rows.count - 1))
+        return measured
+
+    # ---- building --------------------------------------------------------------------------------------------
+
+    def _exchange_for(self, rows: RowRange) -> Exchange:
+        key: tuple[Hashable, ...] = (rows.source.key, rows.batch_size, rows.micro_size)
+
+        def build() -> tuple[Exchange, list[Value]]:
+            size = min(rows.micro_size, rows.source.n)
+            graph, values = self._graph(rows.source, size)
+            micros, ids = -(-rows.batch_size // rows.micro_size), self._ids(graph.outputs, size)
+            numbers = {
+                "stop": (), "losses": (micros,), "weights": (micros,),
+                "predictions": (rows.batch_size * ids,), "parts": (micros, graph.layout.loss_size),
+            }  # fmt: skip
+            buffers = [stored_value(stored) for stored in list(values)[len(graph.parameters) :]]
+            exchange = Exchange(self.ranks, graph.parameters, buffers, numbers, self.exchange)
+            return exchange, [*values.values(), *graph.outputs[:2]]
+
+        return self.cache.get(self._exchanges, key, True, lambda: self._built("exchange", key, build).join())
+
+    def _micro_for(self, rows: RowRange, size: int) -> CompiledBatch:
+        """The program of a micro-batch of `size` rows."""
+        exchange = self._exchange_for(rows)
+        key = exchange, size
+
+        def build() -> tuple[CompiledBatch, list[Value]]:
+            graph, values = self._graph(rows.source, size)
+            if list(values) != [p.stored for p in (*exchange.parameters, *exchange.buffers)]:
+                seen = f"the graph of {size} rows trains other parameters"
+                raise GraphError(f"{seen} than that of {rows.micro_size} rows")
+            step = self.micro_program(exchange, graph, values, graph.outputs)
+            return step, [*values.values(), *graph.outputs[:2]]
+
+        return self.cache.get(self._micros, key, True, lambda: self._built("micro-batch", key, build))
+
+    def _graph(self, source: RowSource, rows: int) -> tuple[BatchGraph, dict[Stored, Value]]:
+        """The graph of a micro-batch, its gradients, and its shares of the next values of buffers."""
+        graph = self.objective.graph(source, rows, True)
+        if not graph.adds_up:
+            raise SettingError(NO_COMMON_WEIGHT)
+        grads, nexts = exchanged(graph)
+        return graph, grads | {stored: new * setting("share") for stored, new in nexts.items()}
+
+    def _ids(self, outputs: Sequence[Any], rows: int) -> int:
+        """Predicted ids per row."""
+        return outputs[2].size // rows if self.objective.has_predictions else 0

@@ -1,0 +1,406 @@
+"""Steps: the driver of training and evaluation: rows -> micro-batches -> compiled programs -> native calls -> Result.
+
+Steps           one process: a step is one program, or an accumulation window of several micro-batches
+SumSteps        several ranks: micro-batches are summed, and one program ends the step (rank_steps.py)
+  RankSteps       the ranks share the micro-batches of a batch of rows
+  ReplicaSteps    each rank has one sample, for dp_train (replica_steps.py)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import GuardTripped, IndexOutOfRange, NonFiniteError, NotFinite, SettingError
+from ..graph.graph import reachable, storage_leaf
+from ..graph.leaves import Parameter
+from ..graph.stored import Stored, copies, replace
+from ..graph.structure import structure
+from ..graph.value import Value
+from ..optim.state import OptimizerState
+from ..parallel.communicator import Communicator
+from ..run.compile import compile as compile_program
+from ..run.diagnose import stopped
+from ..step.exchange import Exchange
+from ..step.step import end_step, random_settings
+from .batches import CompiledBatch, MicroBatches, RowRange, cut
+from .compile_cache import CompileCache
+from .metrics import NOTHING, Measures
+from .objective import BatchGraph
+from .result import Mark, Result
+from .source import FeedSource, RowSource
+
+Failed = GuardTripped | NotFinite | IndexOutOfRange  # why a micro-batch was not applied
+# the program, micro-batches done, the outputs of each as in CompiledBatch.outputs, why the next one failed
+Call = tuple[CompiledBatch, int, list[np.ndarray], Failed | None]
+OnProgress = Callable[[int], None]  # called with the rows that are done
+
+CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are handled in between
+CALL_BYTES = 64 << 20  # the most that it may record
+NO_COMMON_WEIGHT = (
+    "the losses have different weights (labels that are ignored, masks): their means do not add up over micro-batches "
+    "or ranks; need micro_batch_size=batch_size in one process, or one value per row with row weights of the data"
+)
+
+
+def written_by(run: Any) -> dict[Stored, None]:
+    """The arrays that a program writes, in its order."""
+    leaves = [storage_leaf(value) for value in run.program.effects]
+    return dict.fromkeys(leaf.stored for leaf in leaves if isinstance(leaf, Parameter))
+
+
+class Steps:
+    """Compiles and runs the micro-batches of an objective.
+
+    build      "grad": gradients into accumulators, no update; "opt": the whole step
+    accumulate micro-batches per optimiser step
+    skips      `run` leaves out a batch whose loss or gradient is not finite: its rows and its random step are
+               consumed, the optimiser's step is not
+    .done      rows that the last `run` of training rows has consumed: those of whole optimiser steps
+    .held      micro-batches that the accumulators hold
+    .in_window, .window_rows  micro-batches and rows of the open accumulation window
+    .skipped   batches that were left out so far
+
+    An optimiser step is whole or nothing: when an accumulation window ends before its last micro-batch, running
+    statistics and the Result are restored to what they were before its first one.
+    """
+
+    ranks: Communicator | None = None  # those that train together
+    exchange = "none"  # how they sum up their gradients
+    _before: dict[Stored, np.ndarray]  # running statistics when the window was opened
+    _result: tuple[Result, Mark] | None  # the window's result, and what it held then
+
+    def __init__(
+        self,
+        objective: Any,  # an Objective, in dp_train a SampleObjective
+        cache: CompileCache,
+        state: OptimizerState,
+        *,
+        seed: int,
+        max_norm: float,
+        max_value: float,
+        skips: bool,
+        options: dict[str, Any],
+        build: str = "opt",
+        accumulate: int = 1,
+        dynamic: bool = False,
+    ) -> None:
+        self.objective, self.cache, self.state = objective, cache, state
+        self.build, self.accumulate, self.dynamic, self.skips = build, accumulate, dynamic, skips
+        self.seed, self.options = seed, options
+        self.max_norm, self.max_value = max_norm, max_value
+        self.keeps_gradients = build == "grad" or accumulate > 1
+        self.compiled: dict[Hashable, CompiledBatch] = cache.table()
+        self.done = self.skipped = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new accumulation window."""
+        self._close_window()
+        self.held = 0
+
+    # ---- running -------------------------------------------------------------------------------------------
+
+    def feed(self, source: FeedSource, result: Result, backward: bool) -> None:
+        """Run one micro-batch of the caller's rows. Every `accumulate`-th one updates."""
+        update = backward and self.build == "opt" and self.in_window + 1 == self.accumulate
+        micro = MicroBatches(0, source.rows, 1, update, self.in_window == 0, self.window_rows)
+        step = self.compiled_for(source, micro.rows, backward, update, result.measures)
+        feeds = {k: v for k, v in source.feeds.items() if k in step.run.inputs}  # some losses take no labels
+        try:
+            _, _, outputs, failed = self._run(step, micro, 1, backward, result, feeds)
+            if isinstance(failed, IndexOutOfRange):
+                raise failed
+            if failed is not None:
+                raise self._stopped(self._diagnose(step, micro, backward))
+        except BaseException:
+            self._drop_window()
+            raise
+        self._count(step, micro, 1, backward)
+        self._add(result, step, micro.rows, outputs, update, *source.arrays[1:])
+
+    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
+        """Compile all that `run` of these rows runs."""
+        groups = [group for batch in rows.ends() for group in self._groups(batch)]
+        return [self._compiled(rows, group) for group in groups]
+
+    def run(self, rows: RowRange, result: Result, each: bool, on_progress: OnProgress | None) -> None:
+        """Train on these rows, or measure them. on_progress(rows done) is called after each call; each: a call computes
+        one micro-batch."""
+        adds_up = self.ranks is not None or self.keeps_gradients or self.build != "opt"
+        if rows.backward and rows.micro_size < rows.batch_size and not adds_up:
+            text = "{micro_batch_size} below {batch_size} requires {accumulate} > 1"
+            sizes = {"micro_batch_size": rows.micro_size, "batch_size": rows.batch_size}
+            raise SettingError(text, sizes, accumulate=...)
+        try:
+            each = self._begin(rows, each)
+            if rows.backward:
+                self.done = 0
+            start = rows.start
+            while start < rows.stop:  # again after a batch that was skipped
+                start = self._run_from(start, rows, result, each, on_progress)
+        except BaseException:
+            self._drop_window()
+            raise
+
+    def _begin(self, rows: RowRange, each: bool) -> bool:
+        """Compile first, so that errors come before any training; whether a call computes one micro-batch."""
+        if not self.dynamic:
+            self.prepare(rows)
+        return each or self.dynamic
+
+    def _run_from(self, start: int, rows: RowRange, result: Result, each: bool, on_progress: OnProgress | None) -> int:
+        """Run the rows from `start`, where a batch begins; the row after the last one, or after a skipped batch."""
+        backward = rows.backward
+        for group in self._groups(rows.part(start, rows.stop)):
+            left = group
+            while left.count:
+                step, count, outputs, failed = self._call(rows, left, result, each, on_progress)
+                self._count(step, left, count, backward)
+                end = left.start + count * left.rows
+                if count:
+                    truth = rows.source.truth(left.start, end) if step.needs_truth else (None, None)
+                    self._add(result, step, count * left.rows, outputs, backward and left.update, *truth)
+                left = left.after(count)
+                if backward and (not self.in_window or self.build == "grad"):
+                    self.done = end - rows.start
+                if failed is not None:
+                    if isinstance(failed, IndexOutOfRange):
+                        raise failed
+                    if not self.skips or not backward:
+                        raise self._stopped(self._cause(step, rows, left))
+                    self._drop_window()
+                    self.skipped += 1
+                    result.skipped += 1
+                    end = rows.batch_end(left.start)
+                    self.done = end - rows.start
+                self._report(on_progress, end - rows.start, rows, each)
+                if failed is not None:
+                    return end
+        return rows.stop
+
+    def _add(
+        self,
+        result: Result,
+        step: CompiledBatch,
+        rows: int,
+        outputs: list[np.ndarray],
+        steps: bool,
+        labels: np.ndarray | None,
+        weights: np.ndarray | None,
+    ) -> None:
+        """Add the outputs of micro-batches to a result; steps: optimiser steps ended in them."""
+        result.is_total = self.objective.is_total
+        predictions = outputs[2] if step.has_predictions else None
+        norms = outputs[-1] if steps else None
+        losses = step.losses(step.loss_outputs(outputs)) if step.layout.losses else None
+        result.add(rows, outputs[0], outputs[1], predictions, labels, weights, norms, losses)
+        if step.layout.size:
+            result.measured.add(step.layout, step.extra(outputs), rows, labels, weights)
+
+    def _stopped(self, cause: str) -> NonFiniteError:
+        """The error of a training step whose loss or gradient is not finite."""
+        return stopped(self.state.steps + 1, cause, self.state.epoch + 1)
+
+    def _report(self, on_progress: OnProgress | None, done: int, rows: RowRange, each: bool) -> None:
+        if on_progress is not None:
+            on_progress(done)
+
+    def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
+        """The micro-batches of these rows in groups of equal size."""
+        return cut(rows, self.keeps_gradients, self.build == "opt", self.in_window > 0)
+
+    def _compiled(self, rows: RowRange, group: MicroBatches) -> CompiledBatch:
+        return self.compiled_for(rows.source, group.rows, rows.backward, group.update, rows.measures)
+
+    def _call(
+        self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
+    ) -> Call:
+        """Compute some of these micro-batches, from the first one on."""
+        step = self._compiled(rows, left)
+        most = 1 if each else max(1, min(left.count, CALL_BYTES // max(1, step.run.record_bytes)))
+        return self._run(step, left, most, rows.backward, result)
+
+    def _run(
+        self,
+        step: CompiledBatch,
+        micro: MicroBatches,
+        count: int,
+        backward: bool,
+        result: Result,
+        feeds: dict[str, Any] | None = None,
+    ) -> Call:
+        """One native call, of at most `count` micro-batches."""
+        if backward and self.keeps_gradients:
+            self.state.join(step.parameters, micro.first)
+            if self.build == "opt" and not micro.update:
+                self._keep(step, micro, result)
+        try:
+            return step, *step.run.run_many(count, self._settings(micro, count, backward), CALL_SECONDS, feeds), None
+        except KeyboardInterrupt as ended:
+            done = getattr(ended, "steps_done", 0)
+            if done and micro.update:
+                self.done += self.window_rows + done * micro.rows
+            self._count(step, micro, done, backward)
+            raise
+        except (GuardTripped, NotFinite, IndexOutOfRange) as failed:  # NotFinite: with check 2
+            return step, failed.steps_done, failed.outputs, failed
+
+    def _settings(self, micro: MicroBatches, count: int, backward: bool) -> dict[str, Any]:
+        """The settings of `count` micro-batches, each a number or one for each."""
+        each = np.arange(count)
+        rows = micro.offset + (0 if micro.update else 1) * each * micro.rows
+        first = self.state.steps + self.skipped + 1
+        settings = random_settings(self.seed, first + (each if micro.update else 0), rows)
+        settings["position"] = micro.start + each * micro.rows
+        if not backward:
+            return settings
+        settings["keep"] = np.where((each == 0) & micro.first, 0.0, 1.0)
+        if not micro.update:
+            return settings
+        return settings | self.state.settings_ahead(count)
+
+    def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
+        """Why the first of these micro-batches is not finite."""
+        return self._diagnose(step, left, rows.backward)
+
+    def _diagnose(self, step: CompiledBatch, micro: MicroBatches, backward: bool) -> str:
+        at = self._settings(micro, 1, backward)
+        return step.first_bad({n: np.broadcast_to(np.asarray(value), (1,))[0] for n, value in at.items()})
+
+    # ---- the accumulation window -----------------------------------------------------------------------------
+
+    def _count(self, step: CompiledBatch, micro: MicroBatches, count: int, backward: bool) -> None:
+        """Count micro-batches that were done."""
+        if not backward or not count:
+            return
+        self.held = self.in_window + count
+        if micro.update:
+            self.state.advance(step.updated, count)
+            self.state.window.clear()
+            self._close_window()
+        else:
+            self.in_window += count
+            self.window_rows += count * micro.rows
+
+    def _keep(self, step: CompiledBatch, micro: MicroBatches, result: Result) -> None:
+        """Save values that the micro-batches of an open window modify before its optimiser step."""
+        if micro.first:
+            self._before, self._result = {}, (result, result.mark())
+        new = [stored for stored in step.statistics if stored not in self._before]
+        if new:
+            self._before.update(zip(new, copies(new), strict=True))
+
+    def _drop_window(self) -> None:
+        """Undo the changes of an accumulation window whose optimiser step cannot be completed."""
+        if self.build == "opt":
+            if self._before:
+                replace(self._before)
+            if self._result is not None:
+                result, mark = self._result
+                result.cut(mark)
+            self.state.window.clear()
+            self._close_window()
+
+    def _close_window(self) -> None:
+        self.in_window = self.window_rows = 0
+        self._before, self._result = {}, None
+
+    # ---- one process and ranks -------------------------------------------------------------------------------
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, Ctrl-C stops all ranks after the same step."""
+        return contextlib.nullcontext()
+
+    def notify(self, listener: Callable[..., None] | None, *results: Any) -> None:
+        """Call a listener."""
+        if listener is not None:
+            listener(*results)
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """What ranks exchange, for each size of batch."""
+        return []
+
+    @property
+    def plans(self) -> list[Any]:
+        """The plans of all programs that were compiled so far."""
+        return [step.run.plan for step in self.compiled.values() if step.run.plan is not None]
+
+    def written(self) -> list[Stored]:
+        """Arrays that the steps so far wrote, but for those of the optimiser's moments."""
+        buffers = [p.stored for exchange in self.exchanges for p in exchange.buffers]
+        return [*(stored for step in self.compiled.values() for stored in written_by(step.run)), *buffers]
+
+    # ---- building --------------------------------------------------------------------------------------------
+
+    def compiled_for(
+        self,
+        source: RowSource | FeedSource,
+        rows: int,
+        backward: bool,
+        update: bool,
+        measures: Measures = NOTHING,
+    ) -> CompiledBatch:
+        """The program of a micro-batch of n rows; update: it ends in an optimiser step; measures: of its outputs."""
+        key: tuple[Hashable, ...] = (source.key, rows, backward, update, measures)
+        if self.dynamic:
+            graph = self.objective.graph(source, rows, backward, measures)
+            others = self._others(graph.parameters, update)
+            nodes = reachable(graph.outputs)
+            statistics = [v for node in nodes for v in node.effects]
+            wires = structure([*graph.outputs, *(graph.grads or ()), *statistics])
+            devices = tuple(node.device for node in nodes)  # their gradients run on the same ones
+            key = (*key, wires, devices, self._update_key(graph.parameters, others, update))
+            if key not in self.compiled:
+                self.compiled[key] = self._compile(graph, update, others)
+            return self.compiled[key]
+
+        def make(others: Sequence[Parameter] = ()) -> CompiledBatch:
+            return self._compile(self.objective.graph(source, rows, backward, measures), update, others)
+
+        step = self.cache.get(self.compiled, key, backward, make)
+        others = self._others(step.parameters, update)
+        update_key = self._update_key(step.parameters, others, update)
+        if update_key != step.update_key:
+            step = self.cache.get(self.compiled, (*key, update_key), backward, lambda: make(others))
+        return step
+
+    def _others(self, parameters: Sequence[Parameter], update: bool) -> tuple[Parameter, ...]:
+        """Parameters that an update finds in the open window besides these: those of another graph."""
+        return self.state.others(parameters) if update and self.in_window else ()
+
+    def _update_key(self, parameters: Sequence[Parameter], others: Sequence[Parameter], update: bool) -> Hashable:
+        """What the nodes of an update depend on besides the parameters with a gradient."""
+        return update and (tuple(p.stored for p in others), self.state.update_key((*parameters, *others)))
+
+    def _compile(self, graph: BatchGraph, update: bool, others: Sequence[Parameter]) -> CompiledBatch:
+        outputs = graph.outputs
+        updates: tuple[Value, ...] = ()
+        updated = (*graph.parameters, *others) if update else ()
+        if graph.grads is not None:
+            if self.keeps_gradients and not graph.adds_up:
+                raise SettingError(NO_COMMON_WEIGHT)
+            total, weight = outputs[:2]
+            norms, updates = end_step(
+                self.state, graph.parameters, graph.grads, total, weight,
+                divisor=weight if self.objective.is_total else None, accumulates=self.keeps_gradients,
+                updates=update, others=others, max_norm=self.max_norm, max_value=self.max_value,
+            )  # fmt: skip
+            outputs = [*outputs, *norms]
+        run = compile_program(outputs, updates, **self.options)
+        return CompiledBatch(
+            run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()), updated,
+            self._update_key(graph.parameters, others, update), self.options, self._statistics(run, update),
+            graph.layout,
+        )  # fmt: skip
+
+    def _statistics(self, run: Any, update: bool) -> tuple[Stored, ...]:
+        """What a micro-batch without an update writes besides the sums of its window."""
+        if update:
+            return ()
+        sums = {p.stored for p in (*self.state.sums.values(), self.state.weight)}
+        return tuple(stored for stored in written_by(run) if stored not in sums)
