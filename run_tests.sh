@@ -48,7 +48,7 @@ lint() {
 }
 
 under_switch() {  # one suite, many configurations: plans and kernels must not care; processes are killed without switches alone
-  env "$1" $py -m pytest -q -n "$jobs" -k "not kill" tests/train tests/nn tests/optim tests/golden tests/eager/test_random_scripts.py \
+  env "$1" $py -m pytest -q -n "$jobs" -k "not kill" tests/train tests/runs tests/nn tests/optim tests/golden tests/eager/test_random_scripts.py \
     2>.ci-debug.log || { tail -50 .ci-debug.log; exit 1; }
   rm -f .ci-debug.log
 }

@@ -361,7 +361,8 @@ def change_value(rng: random.Random, body: dict[str, Any]) -> None:
     if how <= 2:
         container[key] = odd_value(rng)
     elif how == 3 and isinstance(value, (int, float)):
-        container[key] = rng.choice((value + 1, value - 1, -value, value * 10**6, float(value) + 0.5, str(value)))
+        real = float(value) if abs(value) < 1 << 53 else -0.5
+        container[key] = rng.choice((value + 1, value - 1, -value, value * 10**6, real + 0.5, str(value)))
     elif how == 4:
         del container[key]
     elif how == 5:
