@@ -53,20 +53,20 @@ def test_a_plan_takes_the_settings_of_a_run(capsys, tmp_path, language):  # noqa
     assert code == 0, err
     wrong = write(tmp_path / "w.toml", file.read_text().replace("lr = 0.01", "lr = -1.0"))
     code, _, err = run(capsys, "plan", "--config", wrong)
-    assert code == 2 and "w.toml: lr = -1.0: need a finite number above 0" in err
+    assert code == 2 and "w.toml: lr = -1.0: must be a finite number above 0" in err
     wrong = write(tmp_path / "w.toml", "lr = 0.01\n")
     code, _, err = run(capsys, "plan", "--config", wrong)
     assert code == 2 and "w.toml: key lr is not known to plan; " in err and " have it" in err
     trained(capsys, tmp_path / "fitted", flowers(tmp_path / "t.csv"), "--epochs", 1)
     code, _, err = run(capsys, "plan", "--config", tmp_path / "fitted" / "settings.toml")
-    assert code == 2 and err.rstrip().endswith("need the settings of a finetune"), err
+    assert code == 2 and err.rstrip().endswith('run.command = "fit": must be finetune'), err
 
 
 def test_whole_numbers_of_blocks_and_bytes_are_those_of_the_command_line(tmp_path):
     found = read(FinetuneSettings, write(tmp_path / "c.toml", "gpu_layers = 2\ngpu_memory = 4294967296\n"))
     assert found == {"gpu_layers": "2", "gpu_memory": "4294967296"}
     for bad in ("1.5", "true", "9223372036854775808", "[2]"):
-        with pytest.raises(SettingError, match=r"gpu_layers = .*: need a text that is not empty"):
+        with pytest.raises(SettingError, match=r"gpu_layers = .*: must be a text that is not empty"):
             read(FinetuneSettings, write(tmp_path / "c.toml", f"gpu_layers = {bad}\n"))
 
 
@@ -104,54 +104,54 @@ def test_a_file_for_finetune(capsys, tmp_path, language):  # noqa: F811
     assert run(capsys, "finetune", "--config", file, "--out", tmp_path / "b.gguf", "--rank", 3)[0] == 0
     assert (tmp_path / "a.gguf").read_bytes() != (tmp_path / "b.gguf").read_bytes()
     code, _, err = run(capsys, "finetune", "--config", file, "--epochs", 3)
-    assert code == 2 and f"--epochs 3 and {file}: steps = 2: need one of them" in err
+    assert code == 2 and f"--epochs 3 and {file}: steps = 2 are mutually exclusive" in err
 
 
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("epochs = 'three'", 'epochs = "three": need a whole number of at least 1'),
-        ("epochs = 0", "epochs = 0: need a whole number of at least 1"),
-        ("epochs = 1.5", "epochs = 1.5: need a whole number of at least 1"),
-        ("epochs = true", "epochs = true: need a whole number of at least 1"),
+        ("epochs = 'three'", 'epochs = "three": must be a whole number of at least 1'),
+        ("epochs = 0", "epochs = 0: must be a whole number of at least 1"),
+        ("epochs = 1.5", "epochs = 1.5: must be a whole number of at least 1"),
+        ("epochs = true", "epochs = true: must be a whole number of at least 1"),
         (
             "epochs = 9223372036854775808",
-            "epochs = 9223372036854775808: need a whole number of at least 1, below 2**63",
+            "epochs = 9223372036854775808: must be a whole number of at least 1, below 2**63",
         ),
-        ("seed = -1", "seed = -1: need a whole number of at least 0"),
-        ("lr = inf", "lr = Infinity: need a finite number above 0"),
-        ("lr = nan", "lr = NaN: need a finite number above 0"),
-        ("lr = 1979-05-27", "lr = 1979-05-27: need a finite number above 0"),
-        ("val_split = 1", "val_split = 1: need a number of at least 0 and below 1"),
-        ("loss = 'hinge'", 'loss = "hinge": is not known; need cross_entropy or mse'),
-        ("loss = 3", "loss = 3: need cross_entropy or mse"),
-        ("val = 'a.csv'", 'val = "a.csv": need a table of names, each with the name of a file or folder'),
-        ("[val]\nclean = ''", 'val = {"clean": ""}: need a table of names, each with the name of a file'),
-        ("eval_every = '5 steps'\nepochs = '1'", 'epochs = "1": need a whole number'),
-        ("eval_every = '5min'", 'eval_every = "5min": need a text such as 100steps or 1epoch'),
-        ("eval_every = 'often'", 'eval_every = "often": need a text such as 100steps or 1epoch'),
-        ("[[groups]]\nmatch = '*'\nlr = -1", "groups[0].lr = -1: need a finite number above 0"),
+        ("seed = -1", "seed = -1: must be a whole number of at least 0"),
+        ("lr = inf", "lr = Infinity: must be a finite number above 0"),
+        ("lr = nan", "lr = NaN: must be a finite number above 0"),
+        ("lr = 1979-05-27", "lr = 1979-05-27: must be a finite number above 0"),
+        ("val_split = 1", "val_split = 1: must be a number of at least 0 and below 1"),
+        ("loss = 'hinge'", 'loss = "hinge": must be cross_entropy or mse'),
+        ("loss = 3", "loss = 3: must be cross_entropy or mse"),
+        ("val = 'a.csv'", 'val = "a.csv": must be a table of names, each with the name of a file or folder'),
+        ("[val]\nclean = ''", 'val = {"clean": ""}: must be a table of names, each with the name of a file'),
+        ("eval_every = '5 steps'\nepochs = '1'", 'epochs = "1": must be a whole number'),
+        ("eval_every = '5min'", 'eval_every = "5min": must be a text such as 100steps or 1epoch'),
+        ("eval_every = 'often'", 'eval_every = "often": must be a text such as 100steps or 1epoch'),
+        ("[[groups]]\nmatch = '*'\nlr = -1", "groups[0].lr = -1: must be a finite number above 0"),
         ("[[groups]]\nmach = '*'", "groups[0]: key mach is not known; did you mean match?"),
-        ("hidden = '64,64'", 'hidden = "64,64": need whole numbers of at least 1, such as 64,64'),
-        ("hidden = [64, 'x']", 'hidden = [64, "x"]: need whole numbers of at least 1, such as 64,64'),
-        ("out = ''", 'out = "": need the name of a file or folder'),
-        ("target = 3", "target = 3: need a text"),
-        ("json = 1", "json = 1: need true or false"),
+        ("hidden = '64,64'", 'hidden = "64,64": must be whole numbers of at least 1, such as 64,64'),
+        ("hidden = [64, 'x']", 'hidden = [64, "x"]: must be whole numbers of at least 1, such as 64,64'),
+        ("out = ''", 'out = "": must be the name of a file or folder'),
+        ("target = 3", "target = 3: must be a text"),
+        ("json = 1", "json = 1: must be true or false"),
         ("batch-size = 3", "key batch-size is not known; did you mean batch_size?"),
         ("epoch = 3", "key epoch is not known; use epochs="),
-        ("config = 'a.toml'", "key config is not known; need one of data, target, "),
-        ("[hidden]\nwidth = 3", 'hidden = {"width": 3}: need whole numbers of at least 1, such as 64,64'),
-        ("[epochs]\nn = 3", 'epochs = {"n": 3}: need a whole number of at least 1'),
-        ("epochs = 3\nepochs = 4", "is no TOML: Cannot overwrite a value (at "),
-        ("epochs: 3", "is no TOML: "),
-        ("epochs = ", "is no TOML: "),
-        ("x = " + "[" * 5000, "is no TOML: "),
-        ("#" * (1 << 16) + "\n", "is longer than 65536 bytes; need a settings file (TOML)"),
-        (f"seed = {'9' * 5000}\n", "is no TOML: Exceeds the limit"),
+        ("config = 'a.toml'", "key config is not known; keys: data, target, "),
+        ("[hidden]\nwidth = 3", 'hidden = {"width": 3}: must be whole numbers of at least 1, such as 64,64'),
+        ("[epochs]\nn = 3", 'epochs = {"n": 3}: must be a whole number of at least 1'),
+        ("epochs = 3\nepochs = 4", "is not TOML: Cannot overwrite a value (at "),
+        ("epochs: 3", "is not TOML: "),
+        ("epochs = ", "is not TOML: "),
+        ("x = " + "[" * 5000, "is not TOML: "),
+        ("#" * (1 << 16) + "\n", "is longer than 65536 bytes; must be a settings file (TOML)"),
+        (f"seed = {'9' * 5000}\n", "is not TOML: Exceeds the limit"),
         (f"batch_size = 0x{'f' * 5000}\n", "batch_size = 0xff"),
-        (f"hidden = [0x{'f' * 5000}]\n", "hidden = ...: need whole numbers"),
-        ('data = "a\\u0000b"\n', 'data = "a\\u0000b": need the name of a file or folder'),
-        ('out = "a\\u0000b"\n', 'out = "a\\u0000b": need the name of a file or folder'),
+        (f"hidden = [0x{'f' * 5000}]\n", "hidden = ...: must be whole numbers"),
+        ('data = "a\\u0000b"\n', 'data = "a\\u0000b": must be the name of a file or folder'),
+        ('out = "a\\u0000b"\n', 'out = "a\\u0000b": must be the name of a file or folder'),
         (".".join("a" * 20000) + " = 1\n", "has a key of 64 dots or more"),
         ("x = {" + '"a" . ' * 64 + "b = 1}\n", "has a key of 64 dots or more"),
     ],
@@ -168,7 +168,7 @@ def test_bytes_that_are_no_utf8(capsys, tmp_path):
     for text in (b"# Gr\xfc\xdfe\nepochs = 3\n", b"data = '\xfc'\n", b"\xfc = 1\n", "epochs = 3".encode("utf-16")):
         (tmp_path / "s.toml").write_bytes(text)
         code, out, err = run(capsys, "fit", "--config", tmp_path / "s.toml")
-        assert (code, out) == (2, "") and "s.toml: is no text of UTF-8; need" in err and err.count("\n") == 1, err
+        assert (code, out) == (2, "") and "s.toml: is not UTF-8 text; must be" in err and err.count("\n") == 1, err
     (tmp_path / "s.toml").write_bytes(b"data = '\xfc'\n[run]\ncommand = 'fit'\n")
     assert read(FitSettings, tmp_path / "s.toml") == {"data": os.fsdecode(b"\xfc")}
     (tmp_path / "s.toml").write_bytes(b"\xef\xbb\xbfepochs = 3\n")
@@ -208,13 +208,13 @@ class Sample:
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("[[groups]]\nmatch = '*.bias'\nlr = -1", "groups[0].lr = -1: need a finite number above 0"),
+        ("[[groups]]\nmatch = '*.bias'\nlr = -1", "groups[0].lr = -1: must be a finite number above 0"),
         ("[[groups]]\nmatch = 'a'\n[[groups]]\nmatch = 'b'\nrate = 1", "groups[1]: key rate is not known; use lr"),
-        ("[[groups]]\nlr = 1", "groups[0]: key match is missing; need a text"),
-        ("groups = [3]", "groups[0] = 3: need a table"),
-        ("groups = 3", "groups = 3: need a list, each of it a table"),
-        ("val = 'a.csv'", 'val = "a.csv": need a table of names, each with a text'),
-        ("[val]\nclean = 3", 'val = {"clean": 3}: need a table of names, each with a text'),
+        ("[[groups]]\nlr = 1", "groups[0]: key match is missing; must be a text"),
+        ("groups = [3]", "groups[0] = 3: must be a table"),
+        ("groups = 3", "groups = 3: must be a list, each of it a table"),
+        ("val = 'a.csv'", 'val = "a.csv": must be a table of names, each with a text'),
+        ("[val]\nclean = 3", 'val = {"clean": 3}: must be a table of names, each with a text'),
     ],
 )
 def test_mistakes_in_tables(tmp_path, text, says):
@@ -255,6 +255,6 @@ def test_one_declaration_says_all(kind):
     assert list(settings) == [field.name for field in fields(kind)]
     for setting in settings.values():
         if setting.default not in (None, ...):
-            assert checked(setting.default, setting.kind, setting.flag) == setting.default
+            assert checked(setting.default, setting.kind, setting.flag, setting.name) == setting.default
     flags = {name: None for name, setting in settings.items() if setting.parameter}
     assert asked(kind, flags, None).values == {}

@@ -99,7 +99,7 @@ def test_the_limits_are_measured():
 
 def test_threads_of_no_measurement(capsys):
     assert main(["doctor", "--quick", "--threads", "1"]) == 2
-    assert "--threads 1 with --quick, which measures nothing; need one of them" in capsys.readouterr().err
+    assert "--threads 1 and --quick are mutually exclusive" in capsys.readouterr().err
 
 
 def test_quick_measures_nothing(capsys, fresh):
@@ -165,7 +165,7 @@ def without(op, kernels):
 
 def test_bad_options(capsys):
     code = main(["doctor", "--threads", "0"])
-    assert code == 2 and capsys.readouterr().err == "gradloom: --threads 0: need a whole number of at least 1\n"
+    assert code == 2 and capsys.readouterr().err == "gradloom: --threads 0: must be a whole number of at least 1\n"
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

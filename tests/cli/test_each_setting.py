@@ -150,8 +150,11 @@ def refused(capsys: Any, place: Path, names: tuple[str, ...], *words: str) -> No
         for word in (
             "need",
             "must be",
+            "must have",
             "requires",
             "possible are",
+            "matches no",
+            "mutually exclusive",
             "did you mean",
             "see ",
             "No such",
@@ -231,8 +234,8 @@ def test_a_wrong_name(capsys, place, command, kind, name):
 def test_each_type_refuses_what_is_tried():
     for kind, values in WRONG.items():
         for value in values:
-            with pytest.raises(SettingError, match="^x: need "):
-                checked(date(1979, 5, 27) if value == DATE else value, kind, "x")
+            with pytest.raises(SettingError, match="^x: must be "):
+                checked(date(1979, 5, 27) if value == DATE else value, kind, "x", "x")
     for kind, value in (
         (Rate, 3.4e38),
         (Rate, 1e-45),
@@ -241,13 +244,13 @@ def test_each_type_refuses_what_is_tried():
         (Duration, "0.1s"),
         (Often, "10steps"),
     ):
-        assert checked(value, kind, "x") == value
+        assert checked(value, kind, "x", "x") == value
 
 
 @pytest.mark.parametrize("words", [("--eval-every=1steps",), ("--eval-rows=2",), ("--patience=2",), ("--keep-best",)])
 def test_a_validation_without_rows_names_the_option(capsys, place, words):
     rest = with_data("finetune", [*line("finetune", ""), "--val-split=0", *words])
-    refused(capsys, place, ("without rows for validation; need --val-split above 0",), *rest)
+    refused(capsys, place, ("requires validation rows: --val-split above 0",), *rest)
 
 
 def test_all_optimisers_are_declared():

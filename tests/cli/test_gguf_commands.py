@@ -181,7 +181,7 @@ def test_merge_shows_its_way_on_a_terminal(capsys, tmp_path, model, adapter, mon
         (["m.gguf", "a.gguf"], "gradloom: Missing option "),
         (
             ["m.gguf", "a.gguf", "-o", "o.gguf", "--type", "q4_k"],
-            "gradloom: merge: type 'q4_k' is not one that can be w",
+            "gradloom: --type q4_k: must be one of f32",
         ),
         (["none.gguf", "a.gguf", "-o", "o.gguf"], "gradloom: none.gguf: no such file or directory"),
         (["m.gguf", "none.gguf", "-o", "o.gguf"], "gradloom: none.gguf: no such file or directory"),

@@ -149,25 +149,25 @@ def test_every_kind_of_data(capsys, tmp_path, path, rows, options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--rank", "0"], "--rank 0: need a whole number of at least 1"),
-        (["--method", "qlora"], "--method qlora: is not known; need lora or full"),
-        (["--lr", "nan"], "--lr nan: need a finite number above 0"),
-        (["--dropout", "1"], "--dropout 1: need a number of at least 0 and below 1"),
-        (["--epochs", "1", "--steps", "5"], "--epochs 1 and --steps 5: need one of them"),
-        (["--context", "300"], "--context 300 is not usable; need 2 to 256, the model's context"),
-        (["--targets", "attn_z"], "--targets attn_z: 'attn_z' matches no tensor that can be trained"),
-        (["--train-dtype", "bf16"], "--train-dtype bf16: is not known; need f32"),
-        (["--loss-on", "user"], "--loss-on user: is not known; need assistant or all"),
-        (["--out", "a.bin"], "--out a.bin: need FILE.gguf (for llama.cpp) or a folder (for PEFT)"),
-        (["--method", "full", "--out", "folder"], "--out folder: need FILE.gguf"),
+        (["--rank", "0"], "--rank 0: must be a whole number of at least 1"),
+        (["--method", "qlora"], "--method qlora: must be lora or full"),
+        (["--lr", "nan"], "--lr nan: must be a finite number above 0"),
+        (["--dropout", "1"], "--dropout 1: must be a number of at least 0 and below 1"),
+        (["--epochs", "1", "--steps", "5"], "--epochs 1 and --steps 5 are mutually exclusive"),
+        (["--context", "300"], "--context 300: must be 2 to 256, the model's context"),
+        (["--targets", "attn_z"], "--targets: 'attn_z' matches no tensor that can be trained"),
+        (["--train-dtype", "bf16"], "--train-dtype bf16: must be f32"),
+        (["--loss-on", "user"], "--loss-on user: must be assistant or all"),
+        (["--out", "a.bin"], "--out a.bin: must be FILE.gguf (for llama.cpp) or a folder (for PEFT)"),
+        (["--method", "full", "--out", "folder"], "--out folder: must be FILE.gguf"),
         (["--finesse"], "No such option: --finesse; see gradloom finetune --help"),
-        (["--method", "full", "--rank", "4"], "--rank 4 belongs to an adapter; need --method lora, or leave it out"),
-        (["--method", "full", "--rslora"], "--rslora belongs to an adapter"),
-        (["--method", "full", "--lora", "a.gguf"], "--lora a.gguf belongs to an adapter"),
-        (["--train-dtype", "f32"], "--train-dtype f32 belongs to --method full: LoRA leaves the tensors as they are"),
-        (["--lora", "a.gguf", "--targets", "attn_q"], "--targets attn_q with --lora: the adapter of that file has its"),
-        (["--batch-size", "2", "--micro-batch-size", "3"], "--micro-batch-size 3 is larger than batch_size=2"),
-        (["--val-split", "0.2", "--val", "b.jsonl"], "gradloom: --val-split 0.2 beside b.jsonl; need one of them"),
+        (["--method", "full", "--rank", "4"], "--rank 4 requires --method lora"),
+        (["--method", "full", "--rslora"], "--rslora requires --method lora"),
+        (["--method", "full", "--lora", "a.gguf"], "--lora a.gguf requires --method lora"),
+        (["--train-dtype", "f32"], "--train-dtype f32 requires --method full"),
+        (["--lora", "a.gguf", "--targets", "attn_q"], "--targets attn_q cannot be combined with --lora"),
+        (["--batch-size", "2", "--micro-batch-size", "3"], "--micro-batch-size 3 must be at most --batch-size 2"),
+        (["--val-split", "0.2", "--val", "b.jsonl"], "gradloom: --val-split 0.2 cannot be combined with b.jsonl"),
     ],
 )
 def test_bad_options(capsys, tmp_path, monkeypatch, path, text, options, message):
@@ -288,9 +288,9 @@ def test_chats_that_are_none(capsys, tmp_path, path, text):
     template.write_text(CHATML)
     pairs = lines(tmp_path / "p.jsonl", {"prompt": "a big dog", "completion": "once upon a time"})
     texts = lines(tmp_path / "t.jsonl", {"text": "a big dog"})
-    refused(capsys, "t.jsonl:1: is a text, as_chat (--as-chat) needs prompts and", "evaluate", path, texts, "--as-chat")
-    refused(capsys, "is one text, --as-chat needs", "finetune", path, text, "--as-chat")
-    need = "p.jsonl:1: is a prompt and its completion, chat_template (--chat-template) needs messages"
+    refused(capsys, "t.jsonl:1: is a text; --as-chat requires prompts and", "evaluate", path, texts, "--as-chat")
+    refused(capsys, "is one text; --as-chat requires", "finetune", path, text, "--as-chat")
+    need = "p.jsonl:1: is a prompt and its completion; --chat-template"
     refused(capsys, need, "verify", path, pairs, "--chat-template", template)
     refused(capsys, "no.jinja: cannot be read: No such", "evaluate", path, pairs, "--chat-template", "no.jinja")
     refused(capsys, "cannot be read: Is a directory", "evaluate", path, pairs, "--chat-template", tmp_path)
@@ -306,7 +306,7 @@ def test_a_question_through_a_template_of_ones_own(capsys, tmp_path):
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages[0].content }} indeed")
     options = ("--chat-template", template, "--temperature", 0, "-n", 5, "--json")
-    refused(capsys, "belongs to --chat; need both", "generate", bare, "-p", "a big dog", *options)
+    refused(capsys, " requires --chat", "generate", bare, "-p", "a big dog", *options)
     code, shown, _ = run(capsys, "generate", bare, "-p", "a big dog", "--chat", *options)
     chat = json.loads(shown.splitlines()[-1])
     assert code == 0
@@ -326,13 +326,13 @@ def test_texts_longer_than_the_context(capsys, path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--temperature", "-1"], "temperature=-1.0 is not usable"),
-        (["--top-k", "-1"], "top_k=-1 is not usable"),
-        (["--top-p", "0"], "top_p=0.0 is not usable"),
-        (["-n", "0"], "--max-tokens 0: need a whole number of at least 1"),
-        (["--stop", ""], "need texts that are not empty"),
-        (["--temperature", "0", "--top-k", "5"], "top_k=5 with temperature=0, which always takes the likeliest token"),
-        (["--temperature", "0", "--top-p", "0.5"], "top_p=0.5 with temperature=0, which always"),
+        (["--temperature", "-1"], "--temperature -1: must be"),
+        (["--top-k", "-1"], "--top-k -1: must be"),
+        (["--top-p", "0"], "--top-p 0: must be"),
+        (["-n", "0"], "--max-tokens 0: must be a whole number of at least 1"),
+        (["--stop", ""], "--stop: must be texts that are not empty"),
+        (["--temperature", "0", "--top-k", "5"], "--top-k 5 requires --temperature > 0"),
+        (["--temperature", "0", "--top-p", "0.5"], "--top-p 0.5 requires --temperature > 0"),
     ],
 )
 def test_bad_sampling(capsys, path, options, message):
@@ -499,7 +499,15 @@ def test_a_setting_is_named_as_it_was_asked_for(capsys, tmp_path, path):
     data = tmp_path / "d.jsonl"
     data.write_text('{"prompt": "a", "completion": "b"}\n' * 4)
     words = ("finetune", path, data, "--context", 32)
-    refused(capsys, "gradloom: --prompt-key is not usable; need a key", *words, "--prompt-key", "")
+    refused(capsys, "gradloom: --prompt-key: must be a key", *words, "--prompt-key", "")
     settings = tmp_path / "s.toml"
     settings.write_text("val_split = 0.25")
-    refused(capsys, f"{settings}: val_split = 0.25 beside {data}; need", *words, "--val", data, "--config", settings)
+    refused(
+        capsys,
+        f"{settings}: val_split = 0.25 cannot be combined",
+        *words,
+        "--val",
+        data,
+        "--config",
+        settings,
+    )

@@ -115,9 +115,9 @@ def test_kept_cells_that_need_quotes(capsys, tmp_path, fitted):
     ("keep", "message"),
     [
         ("ID", "no column 'ID'; the nearest is 'id'"),
-        ("id,", "--keep 'id,': need different names of columns, such as id,name"),
-        ("id,id", "--keep 'id,id': need different names"),
-        ("", "--keep '': need different names"),
+        ("id,", "--keep id,: must be different names of columns, such as id,name"),
+        ("id,id", "--keep id,id: must be different names"),
+        ("", "--keep: must be different names"),
     ],
 )
 def test_columns_that_cannot_be_kept(capsys, fitted, keep, message):
@@ -191,7 +191,7 @@ def test_predictions_are_csv(capsys, fitted):
     for ending in ("parquet", "json", "safetensors", "xlsx"):
         code, _, err = run(capsys, "predict", model, data, "--out", f"predicted.{ending}")
         assert code == 2 and err == (
-            f"gradloom: --out predicted.{ending}: predictions are written as CSV; need a name such as predicted.csv\n"
+            f"gradloom: --out predicted.{ending}: must be the name of a CSV file, such as predicted.csv\n"
         )
 
 

@@ -80,7 +80,7 @@ def test_the_run_that_is_repeated_stays(capsys, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("a")
     for run_, out in (("a", "a"), ("a", tmp_path / "link"), ("link", "a/."), ("link/settings.toml", "a/")):
         code, text, err = run(capsys, "rerun", run_, "--out", out)
-        says = f"gradloom: --out {out}: is the place of the run that is repeated; need another one\n"
+        says = f"gradloom: --out {out}: is the place of the repeated run; must be another one\n"
         assert (code, text, err) == (2, "", says)
     assert {path: path.read_bytes() for path in (tmp_path / "a").glob("*.*")} == before
 
@@ -212,11 +212,11 @@ def test_what_may_change_the_bits_is_said(capsys, tmp_path, change, says):
         ("epochs = 3\n", "says nothing of a run"),
         ("[run]\ncommand = 'predict'\n", "is of the command 'predict'"),
         ("run = 3\n", "is of the command None"),
-        ("epochs = 0\n[run]\ncommand = 'fit'\n", "settings.toml: epochs = 0: need a whole number of at least 1"),
+        ("epochs = 0\n[run]\ncommand = 'fit'\n", "settings.toml: epochs = 0: must be a whole number of at least 1"),
         ("epochs = 1\n[run]\ncommand = 'fit'\n", "Missing argument 'DATA'"),
         ("data = 'x'\n[run]\ncommand = 'fit'\n[run.digests]\nmodel = 'a'\n", "cannot be read"),
-        ("epochs = \n", "is no TOML"),
-        ("data = 'x'\n[run]\ncommand = 'fit'\nout = \"a\\u0000\"\n", "need the name of a file or folder"),
+        ("epochs = \n", "is not TOML"),
+        ("data = 'x'\n[run]\ncommand = 'fit'\nout = \"a\\u0000\"\n", "must be the name of a file or folder"),
         ("data = 'x'\n[run]\ncommand = 'fit'\nout = '/'\n[run.digests]\nmodel = 'a'\n", "cannot be read"),
     ],
 )
@@ -298,7 +298,7 @@ def test_a_fine_tuning_is_repeated(capsys, tmp_path, language, out):  # noqa: F8
     assert code == 0, err
     folder = (tmp_path / out).with_suffix(".run")
     code, _, err = run(capsys, "rerun", folder, "--out", tmp_path / out)
-    assert code == 2 and "is the place of the run that is repeated" in err, err
+    assert code == 2 and "is the place of the repeated run" in err, err
     code, _, err = run(capsys, "rerun", folder)
     assert code == 0, err
     again = tmp_path / f"{(tmp_path / out).stem}-again{(tmp_path / out).suffix}"

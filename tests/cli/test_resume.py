@@ -249,10 +249,10 @@ def test_an_unfinished_run_is_replaced_when_asked(capsys, tmp_path):
 @pytest.mark.parametrize(
     "options, says",
     [
-        (("--checkpoint-every", "often"), "--checkpoint-every often: need a text such as 5min, 100steps or 1epoch"),
-        (("--checkpoint-every", "0steps"), "--checkpoint-every 0steps: need a text such as"),
-        (("--stop-after", "100steps"), "--stop-after 100steps: need a duration such as 90s, 5min or 3h"),
-        (("--keep", "0"), "--keep 0: need a whole number of at least 1"),
+        (("--checkpoint-every", "often"), "--checkpoint-every often: must be a text such as 5min, 100steps or 1epoch"),
+        (("--checkpoint-every", "0steps"), "--checkpoint-every 0steps: must be a text such as"),
+        (("--stop-after", "100steps"), "--stop-after 100steps: must be a duration such as 90s, 5min or 3h"),
+        (("--keep", "0"), "--keep 0: must be a whole number of at least 1"),
     ],
 )
 def test_mistakes(capsys, tmp_path, options, says):

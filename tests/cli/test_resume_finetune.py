@@ -172,13 +172,13 @@ def test_data_are_no_files_of_the_run(capsys, tmp_path, language, name):  # noqa
 
 
 @pytest.mark.parametrize("options, says", [
-    (("--checkpoint-every", "often"), "--checkpoint-every often: need a text such as 5min, 100steps or 1epoch"),
-    (("--stop-after", "100steps"), "--stop-after 100steps: need a duration such as 90s, 5min or 3h"),
-    (("--keep", "0"), "--keep 0: need a whole number of at least 1"),
-    (("--patience", 2, "--val-split", 0), "--patience 2 without rows for validation; need --val-split above 0"),
-    (("--eval-every", "2steps", "--val-split", 0), "--eval-every 2steps without rows for validation"),
-    (("--eval-rows", 2, "--val-split", 0), "--eval-rows 2 without rows for validation"),
-    (("--log", "xml"), "--log xml: need a list, each of it csv or tensorboard"),
+    (("--checkpoint-every", "often"), "--checkpoint-every often: must be a text such as 5min, 100steps or 1epoch"),
+    (("--stop-after", "100steps"), "--stop-after 100steps: must be a duration such as 90s, 5min or 3h"),
+    (("--keep", "0"), "--keep 0: must be a whole number of at least 1"),
+    (("--patience", 2, "--val-split", 0), "--patience 2 requires validation rows: --val-split above 0"),
+    (("--eval-every", "2steps", "--val-split", 0), "--eval-every 2steps requires validation rows"),
+    (("--eval-rows", 2, "--val-split", 0), "--eval-rows 2 requires validation rows"),
+    (("--log", "xml"), "--log xml: must be a list, each of it csv or tensorboard"),
 ])  # fmt: skip
 def test_mistakes(capsys, tmp_path, language, options, says):  # noqa: F811
     code, _, err = run(capsys, "finetune", *language, *options, "--context", 32, "--out", tmp_path / "a.gguf")

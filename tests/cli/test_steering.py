@@ -90,7 +90,7 @@ def test_dropout(capsys, tmp_path):
     one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in "ab")
     assert one == two
     code, _, err = run(capsys, "fit", data, "--hidden", "", "--dropout", 0.5, "--out", tmp_path / "c")
-    assert code == 2 and err == "gradloom: --dropout 0.5 requires at least one hidden layer\n"
+    assert code == 2 and err == "gradloom: --dropout 0.5 requires at least one --hidden layer\n"
 
 
 def test_what_is_frozen_keeps_its_bits(capsys, tmp_path):
@@ -138,7 +138,7 @@ def test_early_stopping_keeps_the_best_weights(capsys, tmp_path):
     _, other = fitted(capsys, tmp_path / "b", *options, "--patience", 3, "--monitor", "loss")
     assert other["epochs"] != found["epochs"]
     code, _, err = run(capsys, "fit", *options, "--monitor", "loss", "--patience", 0, "--out", tmp_path / "c")
-    assert code == 2 and err == "gradloom: --monitor loss requires patience > 0\n"
+    assert code == 2 and err == "gradloom: --monitor loss requires --patience > 0\n"
     code, _, err = run(capsys, "fit", *options, "--patience", 2, "--monitor", "val_lss", "--out", tmp_path / "c")
     assert code == 2 and "val_lss" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
 
@@ -192,7 +192,7 @@ def test_evaluations_inside_of_epochs(capsys, tmp_path):
     assert few["folds"] and few["rows_val"] == 50 < few["rows_train"]
     assert weights(before) == weights(after) != b""
     code, _, err = run(capsys, "fit", data, "--eval-every", "1steps", "--out", tmp_path / "c")
-    assert code == 2 and "--eval-every 1steps requires validation rows: --val, or --folds or --val-split" in err
+    assert code == 2 and "--eval-every 1steps requires validation rows: --val, or --folds or --val-split above 0" in err
     _, stopped = fitted(
         capsys, tmp_path / "d", data, *BASE, "--lr", 9.0, "--epochs", 50, "--eval-every", "1steps", "--patience", 2
     )
@@ -212,7 +212,7 @@ def test_logs(capsys, tmp_path):
     assert run(capsys, "fit", data, *BASE, "--log", "csv", "--out", tmp_path / "a")[0] == 0
     assert (tmp_path / "a" / "metrics.csv").read_text().count("\n") > 4 and (tmp_path / "a" / "metrics.jsonl").exists()
     code, _, err = run(capsys, "fit", data, *BASE, "--log", "csv,xml", "--out", tmp_path / "b")
-    assert code == 2 and "--log csv,xml: need a list, each of it csv or tensorboard" in err
+    assert code == 2 and "--log csv,xml: must be a list, each of it csv or tensorboard" in err
 
 
 def test_every_optimiser_has_its_defaults():

@@ -182,7 +182,7 @@ def test_an_ensemble_of_so_many(capsys, tmp_path):
         assert gl.load(tmp_path / "o").net.members == members and ("3 networks 3-4-2" in err) == (members == 3)
     assert sizes[3] == 3 * sizes[1]
     code, _, err = run(capsys, "fit", tmp_path / "t.csv", "--ensemble", 2, "--hidden", "", "--out", tmp_path / "b")
-    assert code == 2 and err == "gradloom: --ensemble 2 requires at least one hidden layer\n"
+    assert code == 2 and err == "gradloom: --ensemble 2 requires at least one --hidden layer\n"
 
 
 def test_a_class_without_test_rows_is_said(capsys, tmp_path):
@@ -199,14 +199,14 @@ def test_a_score_that_validation_does_not_define_is_refused(capsys, tmp_path):
     """It would be nan at each evaluation: training would end, and the best weights would be none."""
     alone = tmp_path / "alone.csv"
     for kind, metric, cell, need in (
-        (np.where(np.arange(600) % 10, "no", "yes"), "roc_auc", "no", "rows of two classes"),
-        (X[:, 0] * 3, "r2", "1.5", "rows of targets that differ"),
+        (np.where(np.arange(600) % 10, "no", "yes"), "roc_auc", "no", "two classes"),
+        (X[:, 0] * 3, "r2", "1.5", "targets that differ"),
     ):
         alone.write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},{cell}\n" for a, b, c in X[:50]))
         path = write(tmp_path / "t.csv", kind)
         out = tmp_path / metric
         code, _, err = run(capsys, "fit", path, "--val", alone, "--metric", metric, "--out", out, "--epochs", 3)
-        assert code == 2 and f"val_{metric}: is not defined for the validation rows; need {need} among them" in err
+        assert code == 2 and f"val_{metric} is not defined for the validation rows; use rows with {need}" in err
 
 
 def test_an_uncertainty_that_is_not_known_is_not_shown():

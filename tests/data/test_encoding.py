@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.base.errors import DataError, FileError, GradloomError, SettingError
+from gradloom.base.errors import DataError, FileError, GradloomError
 from gradloom.data import Preprocess, read_features, read_table
 from tests.cli.command import run
+from tests.refused import refused
 
 CITIES = ["Montréal", "Köln", "Łódź"]
 ROWS = 60
@@ -68,18 +69,18 @@ def test_the_encoding_of_bytes_that_are_no_utf_8_is_named(tmp_path):
     with pytest.raises(FileError, match=r"u.csv line 2: .*--encoding latin-1"):
         read_table(tmp_path / "u.csv")
     (tmp_path / "v.csv").write_bytes(text(CITIES).encode("utf-16-be"))
-    with pytest.raises(FileError, match=r"v.csv: byte 0 is NUL.*--encoding utf-16-be"):
+    with pytest.raises(FileError, match=r"v.csv: byte 0 is NUL.*encoding utf-16-be"):
         read_table(tmp_path / "v.csv")
     with pytest.raises(FileError, match=r"u.csv line 2: is not cp1252 text \(byte 0x81\)"):
         read_table(tmp_path / "u.csv", encoding="cp1252")
-    with pytest.raises(FileError, match=r"is no text in utf-16|is not utf-16"):
+    with pytest.raises(FileError, match=r"is not utf-16"):
         (tmp_path / "w.csv").write_bytes(b"a,y\n" * 20 + b"\x00\xd8\x00")
         read_table(tmp_path / "w.csv", encoding="utf-16-le")
 
 
 @pytest.mark.parametrize("name", ["nothing", "rot13", "base64", "", "a\0b", "punycode", 3])
 def test_encodings_that_are_none(tmp_path, name):
-    with pytest.raises(SettingError, match=r"encoding \(--encoding\).*is not known; must be a character encoding"):
+    with refused("encoding", need="a character encoding"):
         read_table(csv(tmp_path / "t.csv", "utf-8"), encoding=name)
     made = json.loads(read_table(tmp_path / "t.csv").preprocess.to_json())
     with pytest.raises(DataError, match="encoding"):
@@ -88,7 +89,7 @@ def test_encodings_that_are_none(tmp_path, name):
 
 def test_an_encoding_without_a_text_file_is_refused(tmp_path):
     np.savez(tmp_path / "t.npz", x=np.arange(60.0).reshape(20, 3), y=np.arange(20) % 2)
-    with pytest.raises(SettingError, match=r"encoding \(--encoding\) cp1252: applies to"):
+    with refused("encoding", "cp1252"):
         read_table(tmp_path / "t.npz", encoding="cp1252")
 
 

@@ -22,6 +22,7 @@ from tests.cli.command import run as command
 from tests.gpu.adapter import own_device
 from tests.llm.random_models import packed
 from tests.noise import assert_noise
+from tests.refused import refused
 
 SIZES = {"layers": 3, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 300, "std": 0.1}
 
@@ -130,7 +131,7 @@ def test_auto_keeps_to_its_budget_and_takes_as_many_as_fit(tmp_path: Path) -> No
         counts.append(0 if planned.layers is None else planned.layers.count)
         assert planned.on_device is None or planned.on_device.total <= budget
     assert counts[0] == 0 and counts[1] >= 1 and counts[3] >= 2 and counts[-1] == 3 and counts == sorted(counts)
-    with pytest.raises(gl.GradloomError, match="2 of 3 blocks need .* on gpu; gpu_memory allows 1000 B: need fewer"):
+    with pytest.raises(gl.GradloomError, match="2 of 3 blocks take .* on gpu, and gpu_memory allows 1000 B; use fewer"):
         plan(str(path), gl.llm.LoRA(rank=4), gpu_layers=2, gpu_memory=1000, **how)
 
 
@@ -138,14 +139,14 @@ def test_auto_keeps_to_its_budget_and_takes_as_many_as_fit(tmp_path: Path) -> No
     ("where", "message"),
     [
         ({"gpu_layers": "auto"}, "gpu_layers='auto' without gpu_memory"),
-        ({"gpu_layers": -1}, "gpu_layers=-1 is not usable; need a number of blocks, or 'auto'"),
-        ({"gpu_layers": True}, "gpu_layers=True is not usable"),
-        ({"gpu_layers": "2"}, "gpu_layers='2' is not usable"),
-        ({"gpu_layers": 1, "gpu_memory": "much"}, "gpu_memory='much' is not usable; need bytes, or a text such as"),
+        ({"gpu_layers": -1}, "gpu_layers=-1: must be a number of blocks, or 'auto'"),
+        ({"gpu_layers": True}, "gpu_layers=True: must be"),
+        ({"gpu_layers": "2"}, "gpu_layers='2': must be"),
+        ({"gpu_layers": 1, "gpu_memory": "much"}, "gpu_memory='much': must be bytes, or a text such as"),
         ({"gpu_memory": "1GiB"}, "gpu_memory without gpu_layers"),
         ({"gpu_layers": 1, "device": "null"}, "device='null'.*; need .*'gpu:1'"),
-        ({"gpu_layers": 1, "devices": ("gpu", "cpu")}, "gpu_layers and devices both say where to compute"),
-        ({"gpu_layers": 1, "device": "cpu", "gpu_memory": "0"}, "gpu_memory='0' is not usable"),
+        ({"gpu_layers": 1, "devices": ("gpu", "cpu")}, "gpu_layers and devices are mutually exclusive"),
+        ({"gpu_layers": 1, "device": "cpu", "gpu_memory": "0"}, "gpu_memory='0': must be"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, where: dict[str, Any], message: str) -> None:
@@ -191,8 +192,8 @@ def test_finetune_evaluate_and_generate_take_devices(tmp_path: Path, first: str)
 
 def test_every_function_of_language_models_refuses_what_names_no_devices(asks: Asks) -> None:
     for who, ask in asks.items():
-        for bad, seen in (({"gpu", "cpu"}, "is a set; need names in their order"), (3, "devices=3 is an int"),
-                          ((), "devices is empty"), ((None,), "device=None is not usable")):  # fmt: skip
+        for bad, seen in (({"gpu", "cpu"}, "must be a list or tuple of names"), (3, "devices=3: must be a list"),
+                          ((), "devices is empty"), ((None,), "device=None: must be")):  # fmt: skip
             with pytest.raises(gl.SettingError) as caught:
                 ask(devices=bad)
             assert seen in str(caught.value) and "\n" not in str(caught.value), who
@@ -226,7 +227,7 @@ def test_the_commands_take_layers(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert told["plan"]["transfers"] > 0 and told["plan"]["transferred_bytes"] > 0
     assert told["finetune"]["device_bytes"] > 0
     code, _, err = command(capsys, "plan", path, "--gpu-layers", "some")
-    assert code == 2 and "--gpu-layers some: is not usable; need a number of blocks, or auto" in err
+    assert code == 2 and "--gpu-layers some:: must be a number of blocks, or auto" in err
     code, _, err = command(capsys, "plan", path, "--gpu-layers", "auto")
     assert code == 2 and "--gpu-memory 4GiB" in err
 
@@ -264,7 +265,7 @@ def test_memory_that_is_not_usable_is_refused_before_anything_is_read(
         lambda **more: gl.llm.Conversation(str(path), **more),
     ]
     for ask in asked:
-        with pytest.raises(gl.SettingError, match=r"gpu_memory='much' is not usable; need bytes"):
+        with refused("gpu_memory", "much", need="bytes"):
             ask(gpu_layers=1, gpu_memory="much")
     assert "replaced" not in capsys.readouterr().err
 

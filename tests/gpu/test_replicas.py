@@ -166,10 +166,10 @@ def test_one_name_for_all_takes_one_adapter_after_the_other(monkeypatch: pytest.
 @pytest.mark.no_adapter
 def test_what_is_refused() -> None:
     for message, more in (
-        ("devices=['cpu', 'gpu'], but there are 3 replicas; need a name for each", {"replicas": 3}),
-        ("dp_train: device='gpu' beside devices=['cpu', 'gpu']; need one of the two", {"device": "gpu"}),
-        ("dp_train: flush=True is of the CPU; need device='cpu' for it, and has 'cpu', 'gpu'", {"flush": True}),
-        ("dp_train: isa='avx2' is of the CPU; need device='cpu' for it, and has 'cpu', 'gpu'", {"isa": "avx2"}),
+        ("devices=['cpu', 'gpu'] must have a name for each of the 3 replicas", {"replicas": 3}),
+        ("dp_train: device='gpu' and devices=['cpu', 'gpu'] are mutually exclusive", {"device": "gpu"}),
+        ("dp_train: flush=True requires device 'cpu'; it has no effect on 'cpu', 'gpu'", {"flush": True}),
+        ("dp_train: isa='avx2' requires device 'cpu'; it has no effect on 'cpu', 'gpu'", {"isa": "avx2"}),
     ):  # fmt: skip
         with pytest.raises(gl.SettingError) as caught:
             train(["cpu", "gpu"], **more)

@@ -14,6 +14,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.nn.module import Module
 from tests.noise import assert_noise
+from tests.refused import refused
 
 DIGITS = Path(__file__).parents[2] / "examples" / "data" / "digits.npz"
 RNG = np.random.default_rng(8)
@@ -317,11 +318,11 @@ def test_a_step_that_is_not_finite_after_a_look() -> None:
 
 @pytest.mark.no_adapter
 def test_what_is_refused() -> None:
-    with pytest.raises(gl.SettingError, match=r"^grad_tape: flush=True is of the CPU; need device='cpu' for it"):
+    with pytest.raises(gl.SettingError, match=r"^grad_tape: flush=True requires device 'cpu'"):
         gl.grad_tape(device="gpu", flush=True)
-    with pytest.raises(gl.SettingError, match=r"^grad_tape: device='numpy' is not usable; need 'cpu', 'gpu', 'gpu:1'"):
+    with refused("device", "numpy", need="'cpu', 'gpu', 'gpu:1'", place="grad_tape"):
         gl.grad_tape(device="numpy")
-    with pytest.raises(gl.SettingError, match=r"^grad_tape: device=3 is not usable"):
+    with refused("device", 3, place="grad_tape"):
         gl.grad_tape(device=3)  # type: ignore[arg-type]
     with gl.grad_tape(device="cpu"), gl.grad_tape(device="cpu"), gl.grad_tape():
         pass

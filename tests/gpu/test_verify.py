@@ -22,6 +22,7 @@ from gradloom.transform.program import gather
 from tests.cli.command import run
 from tests.gpu.adapter import own_device
 from tests.llm.random_models import rows_of, write
+from tests.refused import refused
 
 NAMES = [
     "buffers shared, in place", "without in-place outputs", "dead bytes poisoned", "a second run", "unfused",
@@ -156,10 +157,10 @@ def test_a_walk_has_the_values_of_a_whole_run() -> None:
 
 @pytest.mark.no_adapter
 def test_what_cannot_be_verified_is_refused(model: Any) -> None:
-    with pytest.raises(gl.SettingError, match="verify: device='numpy' is not usable; need 'cpu', 'gpu' or 'gpu:1'"):
+    with refused("device", "numpy", need="'cpu', 'gpu' or 'gpu:1'", place="verify"):
         verify(model, rows_of(1, 12), device="numpy")
     for name, value in (("isa", "scalar"), ("flush", True)):
-        with pytest.raises(gl.SettingError, match=f"verify: {name}=.* is of the CPU; need device='cpu'"):
+        with pytest.raises(gl.SettingError, match=f"verify: {name}=.* requires device 'cpu'"):
             verify(model, rows_of(1, 12), device="gpu", **{name: value})  # type: ignore[arg-type]
     for name, value in (("gpu_layers", 1), ("gpu_layers", 0), ("gpu_memory", "1G"), ("devices", ("gpu", "cpu"))):
         with pytest.raises(gl.SettingError, match=f"verify: {name}=.*: a step is verified on one device; need device="):

@@ -75,7 +75,7 @@ def test_a_model_where_a_path_is_needed(files: tuple[Path, Path, Path], tmp_path
     path, gguf, _ = files
     model = load(path)
     for call, wrong in (
-        (lambda: load(model), "load: model is a Model; need the path of a GGUF file"),  # type: ignore[arg-type]
+        (lambda: load(model), "load: model is a Model; must be the path of a GGUF file"),  # type: ignore[arg-type]
         (lambda: gl.llm.merge(model, gguf, tmp_path / "m.gguf"), "merge: model_path is a Model; need a path"),
         (lambda: gl.llm.merge(path, LoRA(), tmp_path / "m.gguf"), "merge: adapter_path is a LoRA; need a path"),
         (lambda: gl.llm.merge(path, gguf, None), "merge: out_path is a NoneType; need a path"),

@@ -7,6 +7,7 @@ from gradloom.llm.chat import ChatTemplate
 from gradloom.llm.data import read_samples
 from tests.llm.chats import CHAT, CHATML, SYSTEM
 from tests.llm.test_data import jsonl, tokenizer
+from tests.refused import refused
 
 FROM = {"user": "human", "assistant": "gpt", "system": "system"}
 SHARED = [{"from": FROM[m["role"]], "value": m["content"]} for m in CHAT]
@@ -89,7 +90,7 @@ def test_a_key_is_a_text(tmp_path, option):
         read_samples(path, tokenizer(), **{option: 5})
     if option == "prompt_key":
         for none in ("", " , ", [], [""], ["a", 5]):
-            with pytest.raises(SettingError, match="prompt_key=.*is not usable; need a key, or several, as a,b"):
+            with refused("prompt_key", need="a key, or several, such as a,b"):
                 read_samples(path, tokenizer(), prompt_key=none)
 
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.base.errors import DataError, SettingError
+from gradloom.base.errors import DataError
 from gradloom.llm import LoRA, evaluate, load
 from gradloom.llm.evaluate import LOGITS
 from tests.llm.random_models import rows_of, write
 from tests.real_data import need
+from tests.refused import refused
 
 
 def by_hand(model, data, adapter=None):
@@ -79,7 +80,7 @@ def test_stories_know_stories(tmp_path):
 
 def test_bad_input(tmp_path):
     model, data = load(write(tmp_path, "llama")), rows_of(2, 24)
-    with pytest.raises(SettingError, match="batch_size=0 is not usable"):
+    with refused("batch_size", 0):
         evaluate(model, data, batch_size=0)
     data.labels[...] = -100
     with pytest.raises(DataError, match="no token counts"):

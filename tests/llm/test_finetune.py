@@ -17,6 +17,7 @@ from gradloom.llm.model import load
 from tests.llm.random_models import error, packed, write
 from tests.noise import assert_all_noise
 from tests.real_data import DATA
+from tests.refused import refused
 
 ROOT = DATA
 STORIES, SHAKESPEARE = ROOT / "gguf" / "stories260K.gguf", ROOT / "text" / "tinyshakespeare.txt"
@@ -330,32 +331,48 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"method": "qlora"}, SettingError, "method='qlora' is not known; need one of lora, full"),
-        ({"schedule": "cosin"}, SettingError, "schedule='cosin' is not known"),
-        ({"epochs": 1, "steps": 2}, SettingError, "both epochs and steps are given"),
-        ({"steps": 0}, SettingError, "steps=0 is not usable"),
-        ({"batch_size": 0}, SettingError, "batch_size=0 is not usable"),
-        ({"micro_batch_size": 5}, SettingError, "micro_batch_size=5 is larger than batch_size=4"),
-        ({"lr": -1.0}, SettingError, "lr=-1.0 is not usable"),
-        ({"warmup": 1.5}, SettingError, "warmup=1.5 is not usable"),
-        ({"val_split": 1.0}, SettingError, "val_split=1.0 is not usable"),
+        ({"method": "qlora"}, SettingError, "method='qlora': must be one of lora, full"),
+        ({"schedule": "cosin"}, SettingError, "schedule='cosin': must be"),
+        ({"epochs": 1, "steps": 2}, SettingError, "epochs=1 and steps=2 are mutually exclusive"),
+        ({"steps": 0}, SettingError, "steps=0: must be"),
+        ({"batch_size": 0}, SettingError, "batch_size=0: must be"),
+        ({"micro_batch_size": 5}, SettingError, "micro_batch_size=5 must be at most batch_size=4"),
+        ({"lr": -1.0}, SettingError, "lr=-1.0: must be"),
+        ({"warmup": 1.5}, SettingError, "warmup=1.5: must be"),
+        ({"val_split": 1.0}, SettingError, "val_split=1.0: must be"),
         ({"nonsense": 1}, SettingError, "nonsense is not an argument"),
         (
             {"optimizer": gl.optim.SGD(lr=1.0), "lr": 1e-3, "warmup": 0.0},
             SettingError,
-            "lr, warmup beside an optimizer",
+            "lr=.* and optimizer are mutually exclusive",
         ),
         ({"train_dtype": "f32"}, SettingError, "belong to method='full'"),
         ({"tensors": "attn_q"}, SettingError, "belong to method='full'"),
         ({"tensors": "all"}, SettingError, "belong to method='full'"),
-        ({"adapter": LoRA(), "method": "full"}, SettingError, "method='full' with a LoRA"),
-        ({"adapter": TrainedTensors(), "method": "lora"}, SettingError, "method='lora' with TrainedTensors"),
-        ({"adapter": TrainedTensors(), "tensors": "all"}, SettingError, "are settings of the adapter"),
-        ({"exchange": "fast"}, SettingError, "exchange and timeout are of several processes"),
-        ({"timeout": 5.0}, SettingError, "exchange and timeout are of several processes"),
-        ({"context": 32}, SettingError, "context=32 beside rows of 16 tokens"),
-        ({"data_options": {"text_key": "t"}}, SettingError, "data_options: text_key beside rows of tokens"),
-        ({"adapter": TrainedTensors(), "train_dtype": "f32"}, SettingError, "are settings of the adapter"),
+        ({"adapter": LoRA(), "method": "full"}, SettingError, "method='full' cannot be combined with a LoRA"),
+        (
+            {"adapter": TrainedTensors(), "method": "lora"},
+            SettingError,
+            "method='lora' cannot be combined with TrainedTensors",
+        ),
+        (
+            {"adapter": TrainedTensors(), "tensors": "all"},
+            SettingError,
+            "cannot be combined with adapter",
+        ),
+        ({"exchange": "fast"}, SettingError, "exchange='fast' requires parallel='mpi'"),
+        ({"timeout": 5.0}, SettingError, "timeout=5.0 requires parallel='mpi'"),
+        ({"context": 32}, SettingError, "context=32: the rows are packed already, to 16 tokens"),
+        (
+            {"data_options": {"text_key": "t"}},
+            SettingError,
+            "data_options: text_key cannot be combined with rows",
+        ),
+        (
+            {"adapter": TrainedTensors(), "train_dtype": "f32"},
+            SettingError,
+            "cannot be combined with adapter",
+        ),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, options: dict[str, Any], kind: type, message: str) -> None:
@@ -396,9 +413,9 @@ def test_data_that_do_not_fit_the_model(tmp_path: Path) -> None:
     data.positions[1, 3] = 0
     with pytest.raises(DataError, match="no token counts for the loss"):
         run_on(path, data)
-    with pytest.raises(SettingError, match="rows of 33 tokens; the model's context is 32"):
+    with pytest.raises(SettingError, match="rows of 33 tokens; must be at most 32, the model's context"):
         run_on(path, packed(3, 33))
-    with pytest.raises(SettingError, match="context=64 is not usable; need 2 to 32, the model's context"):
+    with refused("context", 64, need="2 to 32, the model's context"):
         run_on(path, tmp_path / "a.txt", context=64)
 
 

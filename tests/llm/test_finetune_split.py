@@ -60,9 +60,9 @@ def test_what_one_rank_refuses_ends_all(tmp_path):
         finetune(path, rows_of(12), ranks, context=1 if ranks.rank == 1 else None)
 
     found = on_ranks(3, run)
-    assert isinstance(found[1], SettingError) and "context=1 is not usable" in str(found[1])
+    assert isinstance(found[1], SettingError) and "context=1: must be" in str(found[1])
     for error in (found[0], found[2]):
-        assert isinstance(error, TrainError) and "replica 1: context=1 is not usable" in str(error)
+        assert isinstance(error, TrainError) and "replica 1: context=1: must be" in str(error)
 
 
 def test_models_that_differ_are_named(tmp_path):

@@ -204,7 +204,7 @@ def test_prompts_of_ids_and_what_they_count(stories):
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"max_tokens": 0}, SettingError, "max_tokens=0 is not usable"),
+        ({"max_tokens": 0}, SettingError, "max_tokens=0: must be"),
         (
             {"max_tokens": 2044},
             DataError,
@@ -222,8 +222,8 @@ def test_prompts_of_ids_and_what_they_count(stories):
         ({"prompt": ["a", 5]}, SettingError, "among several prompts is an int; need texts"),
         ({"prompt": [1, 512]}, DataError, "token id 512 at place 1; need 0..511, the vocabulary"),
         ({"prompt": [1, -1]}, DataError, "token id -1 at place 1"),
-        ({"temperature": -1}, SettingError, "temperature=-1 is not usable"),
-        ({"stop": ""}, SettingError, "need texts that are not empty"),
+        ({"temperature": -1}, SettingError, "temperature=-1: must be"),
+        ({"stop": ""}, SettingError, "stop='': must be texts that are not empty"),
     ],
 )
 def test_what_cannot_be_generated(stories, arguments, kind, message):

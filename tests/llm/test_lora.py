@@ -13,6 +13,7 @@ from gradloom import FileError, SettingError
 from gradloom.llm.lora import ATTENTION, LoRA, TrainedTensors
 from gradloom.llm.model import load
 from tests.llm.random_models import packed, write
+from tests.refused import refused
 
 Q0, Q1 = "blk.0.attn_q.weight", "blk.1.attn_q.weight"
 
@@ -46,7 +47,7 @@ def test_default_targets_and_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        ("attn_qq", "targets: 'attn_qq' matches no tensor that can be trained; need some of attn_q, attn_k, attn_v, "),
+        ("attn_qq", "targets: 'attn_qq' matches no tensor that can be trained; use some of attn_q, attn_k, attn_v, "),
         ("attn_out", "did you mean attn_output?"),
         ("blk.7.attn_q", "did you mean blk."),
         ("output", "matches no tensor"),  # the embedding is shared
@@ -161,7 +162,7 @@ def test_tensors_that_do_not_exist(tmp_path: Path) -> None:
     model = load(write(tmp_path, "llama"))
     with pytest.raises(SettingError, match=r"tensors: 'attn_x' matches no tensor .*did you mean attn_"):
         TrainedTensors("attn_x").bind(model)
-    with pytest.raises(SettingError, match="train_dtype='f16' is not usable; need f32"):
+    with refused("train_dtype", "f16", need="f32"):
         TrainedTensors(train_dtype="f16")
 
 
@@ -230,13 +231,13 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     model = load(write(tmp_path, "llama"))
     with pytest.raises(SettingError, match="has no arrays yet"):
         LoRA().save(tmp_path / "a.gguf")
-    with pytest.raises(SettingError, match=r"need FILE.gguf \(an adapter .* or a folder"):
+    with pytest.raises(SettingError, match=r"must be FILE.gguf \(an adapter .* or a folder"):
         trained(model).save(tmp_path / "a.bin")
     own = TrainedTensors("attn_q")
-    with pytest.raises(SettingError, match="nothing has been trained"):
+    with pytest.raises(SettingError, match="there are no trained tensors yet"):
         own.save(tmp_path / "m.gguf")
     own.bind(model)
-    with pytest.raises(SettingError, match="a model is written as FILE.gguf"):
+    with pytest.raises(SettingError, match="the file of a model must be named FILE.gguf"):
         own.save(tmp_path / "m")
     with pytest.raises(FileError, match="is an adapter for architecture 'llama'"):
         trained(model).save(tmp_path / "a.gguf")

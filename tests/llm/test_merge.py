@@ -223,7 +223,7 @@ def test_what_cannot_be_merged(tmp_path):
         assert out.read_bytes() == b"old" and sorted(os.listdir(tmp_path)) == ["a.gguf", "m.gguf", "out.gguf"]
 
     types = "need one of f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0"
-    refused("q4_k", f"merge: type 'q4_k' is not one that can be written; {types}", error=SettingError)
+    refused("q4_k", f"merge: type='q4_k': must be {types.removeprefix('need ')}", error=SettingError)
     refused("f32", "general.type is 'adapter'; need a model", model=path)
     adapter.alpha = 1e9
     refused("f16", "beyond the range of f16 (up to 65504); need f32 or bf16")

@@ -101,7 +101,7 @@ def test_a_plan_without_data_is_no_less_than_that_of_a_run(path, text):
 
 @pytest.mark.parametrize("given", [{"val": "v.txt"}, {"eval_rows": 3}, {"text_key": "t"}])
 def test_settings_of_data_need_data(path, given):
-    with pytest.raises(SettingError, match=rf"^plan: {next(iter(given))}=.* without data; need the data of the run$"):
+    with pytest.raises(SettingError, match=rf"^plan: {next(iter(given))}=.* requires data, that of the run$"):
         plan(load(path), **({"data_options": given} if "text_key" in given else given))
 
 
@@ -219,10 +219,10 @@ def test_a_plan_of_many_rows_is_that_of_few_but_for_the_rows(path):
     [
         (
             {"batch_size": 10**30},
-            f"batch_size={10**30} is not usable with 512 tokens per row; need fewer than 2.63 bytes",
+            f"batch_size={10**30}: rows of 512 tokens take 2.63 bytes or more; use a smaller one",
         ),
         ({"batch_size": 10**12, "micro_batch_size": 10**12}, "smaller shapes|need fewer than 2.63 bytes"),
-        ({"batch_size": 0}, "batch_size=0 is not usable"),
+        ({"batch_size": 0}, "batch_size=0: must be"),
     ],
 )
 def test_sizes_beyond_addresses(path, settings, message):
@@ -295,13 +295,13 @@ def test_command_where_it_does_not_fit(capsys, path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--val", "nowhere.txt"], "--val nowhere.txt without data; need the data of the run"),
-        (["--as-chat"], "--as-chat without data; need the data of the run"),
+        (["--val", "nowhere.txt"], "--val nowhere.txt requires DATA, that of the run"),
+        (["--as-chat"], "--as-chat requires DATA, that of the run"),
         (["nowhere.txt"], "nowhere.txt: cannot be read: No such file"),
-        (["--rank", "0"], "--rank 0: need a whole number of at least 1"),
-        (["--method", "qlora"], "--method qlora: is not known; need lora or full"),
-        (["--optimizer", "nothing"], "--optimizer nothing: is not known; need adamw or adam"),
-        (["--context", "5000"], "--context 5000 is not usable; need 2 to 2048, the model's context"),
+        (["--rank", "0"], "--rank 0: must be a whole number of at least 1"),
+        (["--method", "qlora"], "--method qlora: must be lora or full"),
+        (["--optimizer", "nothing"], "--optimizer nothing: must be adamw or adam"),
+        (["--context", "5000"], "--context 5000: must be 2 to 2048, the model's context"),
         (["--targets", "attn_z"], "--targets attn_z: 'attn_z' matches no tensor that can be trained"),
     ],
 )

@@ -295,5 +295,5 @@ def test_a_run_is_trained_once(path: Path, tmp_path: Path) -> None:
     run = tuned(path, run=tmp_path / "a")
     with pytest.raises(TrainError, match="the folder of this run is closed; need a new one, with resume=True"):
         run.train(progress=False)
-    with pytest.raises(SettingError, match=r"resume=True is of a run with a folder; need run=FOLDER"):
+    with pytest.raises(SettingError, match=r"resume=True requires run"):
         tuned(path, resume=True)

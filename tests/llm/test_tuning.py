@@ -13,6 +13,7 @@ from gradloom import NonFiniteError, SettingError
 from gradloom.llm import LoRA, TrainedTensors, finetune, load
 from gradloom.llm.finetune import Run
 from tests.llm.random_models import packed, write
+from tests.refused import refused
 
 
 def run_on(path: Path, adapter: Any = None, **options: Any) -> Run:
@@ -37,7 +38,7 @@ def test_an_optimiser_by_name(tmp_path: Path, name: str) -> None:
 
 
 def test_what_trains_no_language_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="finetune: device='numpy' is not usable; need 'cpu', 'gpu' or 'gpu:1'"):
+    with refused("device", "numpy", need="'cpu', 'gpu' or 'gpu:1'", place="finetune"):
         run_on(write(tmp_path), device="numpy")
 
 
@@ -85,11 +86,11 @@ def test_batches_that_are_not_finite_are_left_out_where_that_is_asked(tmp_path: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimizer": "lyon"}, "optimizer: 'lyon' is not known; need one of .*; did you mean lion[?]"),
-        ({"optimizer": gl.optim.SGD(), "lr": 1e-3}, "lr beside an optimizer"),
+        ({"optimizer": "lyon"}, "optimizer='lyon': must be one of .*; did you mean lion[?]"),
+        ({"optimizer": gl.optim.SGD(), "lr": 1e-3}, "lr=0.001 and optimizer are mutually exclusive"),
         ({"freeze": "*.lora_c"}, "freeze: '[*].lora_c' matches no parameter; need one of blk"),
         ({"freeze": "*"}, "freeze='[*]' leaves nothing to train"),
-        ({"max_value": -1.0}, "max_value=-1.0 is not usable"),
+        ({"max_value": -1.0}, "max_value=-1.0: must be"),
         ({"on_nonfinite": "go"}, "on_nonfinite"),
     ],
 )

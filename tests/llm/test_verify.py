@@ -14,6 +14,7 @@ from gradloom.llm.verify import verify
 from gradloom.plan import plan as planning
 from gradloom.run.walk import Walk
 from tests.llm.random_models import rows_of, write
+from tests.refused import refused
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +218,7 @@ def test_settings_that_change_nothing_are_refused(model, name):
 
 
 def test_a_share_that_is_none_is_refused_by_plan(model):
-    with pytest.raises(SettingError, match="val_split=1 is not usable; need 0 <= val_split < 1"):
+    with refused("val_split", 1):
         plan(model, LoRA(rank=2), val_split=1)
 
 

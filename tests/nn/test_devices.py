@@ -17,6 +17,7 @@ from gradloom.transform.passes import rewrite
 from gradloom.transform.place import place
 from gradloom.transform.program import gather
 from tests.plan.devices import DEVICES, registered
+from tests.refused import refused
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_a_leaf_that_a_module_keeps_does_not_carry_a_device_to_the_next_model() 
 
 def test_what_is_no_name_is_refused() -> None:
     for bad in (3, "", ["gpu"]):
-        with pytest.raises(gl.SettingError, match=r"to: device=.* is not usable; need a name, such as 'cpu' or 'gpu'"):
+        with refused("device", need="a name, such as 'cpu' or 'gpu'", place="to"):
             mlp().to(bad)  # type: ignore[arg-type]
         with pytest.raises(gl.SettingError, match="device: device="), gl.device(bad):  # type: ignore[arg-type]
             pass
@@ -103,8 +104,8 @@ def test_what_is_no_name_is_refused() -> None:
 def test_a_device_that_is_not_there_is_refused_at_the_call(name: str) -> None:
     """And the module is as it was. Where there is no adapter at all, what it needs is said."""
     net = mlp().to("cpu1")
-    need = "runs whole programs" if name == "numpy" else "is not there"
-    message = rf"device='{name}' {need}; need 'cpu' or (.* or )?'cpu1' or 'cpu2'|gpu.*: .* need "
+    need = "runs whole programs" if name == "numpy" else "does not exist here"
+    message = rf"device='{name}' {need}.*; use 'cpu' or (.* or )?'cpu1' or 'cpu2'|gpu.*: .* need "
     with pytest.raises(gl.SettingError, match=f"^to: ({message})") as caught:
         net.to(name)
     assert "\n" not in str(caught.value)

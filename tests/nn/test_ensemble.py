@@ -180,11 +180,11 @@ def test_folds_give_the_same_bits_for_any_ranks():
 @pytest.mark.parametrize(
     ("model", "given", "seen"),
     [
-        (gl.nn.Linear(5, 3), {"folds": 2}, "folds=2: the model is a Linear; need an nn.Ensemble"),
-        (None, {"folds": 4}, "folds=4: the ensemble has 3 members; need from 2 to as many"),
-        (None, {"folds": 1}, "folds=1: the ensemble has 3 members"),
-        (None, {"folds": 3, "val_split": 0.2}, "folds=3 beside val_split=0.2: need one of them"),
-        (None, {"folds": 3, "val": (ROWS, IDS)}, "'val' is not usable; need another: val_split, or folds, makes one"),
+        (gl.nn.Linear(5, 3), {"folds": 2}, "folds=2 requires an nn.Ensemble; the model is a Linear"),
+        (None, {"folds": 4}, "folds=4: must be from 2 to 3, the members"),
+        (None, {"folds": 1}, "folds=1: must be from 2 to 3, the members"),
+        (None, {"folds": 3, "val_split": 0.2}, "folds=3 and val_split=0.2 are mutually exclusive"),
+        (None, {"folds": 3, "val": (ROWS, IDS)}, "'val' is that of the rows of val_split or folds"),
     ],
 )
 def test_folds_that_nobody_can_leave_out(model, given, seen):
@@ -247,7 +247,7 @@ def test_no_weight_of_a_member_learns_from_the_fold_that_it_leaves_out(loss):
 
 def test_layers_that_learn_from_each_fold_are_refused():
     net = gl.nn.Ensemble(gl.nn.Linear(5, 4), gl.nn.MemberLinear(3, 4, 3))
-    need = "folds=3: 0.bias is shared by all members and would train on the rows of every fold; need layers of each"
+    need = "folds=3: 0.bias is shared by all members and would train on the rows of every fold; use layers of each"
     with pytest.raises(SettingError, match=need):
         gl.fit(net, (ROWS, IDS), folds=3, progress=False)
     gl.fit(net, (ROWS, IDS), folds=3, progress=False, epochs=1, freeze="0.*")
@@ -256,7 +256,7 @@ def test_layers_that_learn_from_each_fold_are_refused():
 def test_probabilities_are_no_numbers_to_regress():
     net = ensemble()
     for call in (gl.fit, gl.evaluate):
-        with pytest.raises(SettingError, match=r"^loss mse: the ensemble averages probabilities of classes; need "):
+        with pytest.raises(SettingError, match=r"^loss='mse' requires nn.Ensemble"):
             call(net, (ROWS, np.eye(3, dtype=np.float32)[IDS]), loss="mse")
 
 

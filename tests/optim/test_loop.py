@@ -6,6 +6,7 @@ import pytest
 import gradloom as gl
 from gradloom.optim import clip_grad_norm, schedules
 from tests.real_data import DATA
+from tests.refused import refused
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((24, 5)).astype(np.float32), RNG.integers(0, 3, 24).astype(np.int32)
@@ -189,8 +190,8 @@ def test_settings_may_be_changed_by_hand():
         other.step(slopes(b, X, Y)[1])
     assert same(weights(a), weights(b))
     for name, value, message in (
-        ("lr", "fast", "SGD: lr='fast' is not usable"),
-        ("momentum", 0.9, "SGD: momentum=0.9 for one that was made without"),
+        ("lr", "fast", "SGD: lr='fast': must be"),
+        ("momentum", 0.9, "SGD: momentum=0.9 requires an optimizer that was created with it"),
     ):
         with pytest.raises(gl.SettingError, match=message):
             one.settings[name] = value
@@ -308,7 +309,7 @@ def test_misuse_is_named():
     grads = slopes(model, X, Y)[1]
     with pytest.raises(gl.GradientError, match="step: the loss depends on none of the 4 parameters of this optimiser"):
         gl.optim.SGD(other.parameters(), lr=0.1).step(grads)
-    with pytest.raises(gl.SettingError, match="max_norm=0 is not usable"):
+    with refused("max_norm", 0):
         clip_grad_norm(grads, 0)
     optimizer.accumulate(grads)
     grads = slopes(model, X, Y)[1]

@@ -7,6 +7,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.optim import clip_grad_norm, schedules
+from tests.refused import refused
 
 torch = pytest.importorskip("torch")
 optim = gl.optim
@@ -310,23 +311,23 @@ def test_lion_moves_nowhere_where_nothing_pushes():
 
 
 def test_what_cannot_be():
-    with pytest.raises(gl.SettingError, match=r"SGD: nesterov=True without a momentum; need SGD\(momentum=0.9"):
+    with refused("nesterov", True, place="SGD", momentum=...):
         optim.SGD(nesterov=True)
-    with pytest.raises(gl.SettingError, match="RMSprop: momentum=0.5 for one that was made without"):
+    with refused("momentum", 0.5, place="RMSprop"):
         optim.RMSprop().momentum = 0.5
-    with pytest.raises(gl.SettingError, match="RMSprop: alpha=1.0 is not usable"):
+    with refused("alpha", 1.0, place="RMSprop"):
         optim.RMSprop(alpha=1.0)
-    with pytest.raises(gl.SettingError, match="Adafactor: beta2_decay=0.1 is not usable; need a finite number of at m"):
+    with refused("beta2_decay", 0.1, need="a finite number of at m", place="Adafactor"):
         optim.Adafactor(beta2_decay=0.1)
-    with pytest.raises(gl.SettingError, match="Adafactor: d=0.5 is not usable; need a finite number of at least 1"):
+    with refused("d", 0.5, need="a finite number of at least 1", place="Adafactor"):
         optim.Adafactor(d=0.5)
-    with pytest.raises(gl.SettingError, match="Muon: adjust_lr_fn='none' is not known"):
+    with refused("adjust_lr_fn", "none", place="Muon"):
         optim.Muon(adjust_lr_fn="none")
     with pytest.raises(
         gl.SettingError, match=r"Muon: \S+ has shape \[\S+\]; need matrices .* and for the rest groups="
     ):
         gl.Trainer(net(), optimizer=optim.Muon()).step(X[:6], Y[:6])
-    with pytest.raises(gl.SettingError, match="RMSprop: centered='yes' is not usable"):
+    with refused("centered", "yes", place="RMSprop"):
         optim.RMSprop(centered="yes")
 
 

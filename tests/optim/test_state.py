@@ -298,11 +298,11 @@ def test_without_parameters_there_is_no_loop(call):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ([], "there are none; need at least one"),
-        (0.1, r"got 0.1; need a list of parameters, such as model.parameters\(\); lr is lr="),
-        ({"a": 1}, r"parameters\['a'\]: got int; need parameters"),
-        ([1.0], r"parameters\[0\]: got float; need parameters"),
-        ([np.zeros(3)], r"parameters\[0\]: got ndarray"),
+        ([], "parameters is empty; must have at least one"),
+        (0.1, r"parameters is 0.1; must be a list of parameters, such as model.parameters\(\); lr is lr="),
+        ({"a": 1}, r"parameters\['a'\] is an int; must be parameters"),
+        ([1.0], r"parameters\[0\] is a float; must be parameters"),
+        ([np.zeros(3)], r"parameters\[0\] is a ndarray"),
         ([gl.parameter(np.zeros(3), name="p", trainable=False)], r"parameters\[0\]: p is not trainable"),
     ],
 )

@@ -70,4 +70,4 @@ def test_replicas_that_do_not_fit_the_processes(tmp_path: Path) -> None:
     script.write_text(FAULTY.format(where="").replace("timeout=20", "replicas=3"))
     ended = run(2, script)
     assert ended.code != 0
-    assert "replicas=3, but 2 processes were started; need as many, or none given" in ended.err
+    assert "replicas=3 must be the number of processes, 2, or omitted" in ended.err

@@ -173,7 +173,7 @@ def test_why_one_rank_alone_ends_is_said(tmp_path, environment, options, said):
 
 def test_exchange_needs_ranks():
     ended = commands(1, "fit", "nowhere.csv", "--exchange", "fast")
-    assert ended.code == 2 and "--exchange fast: is how processes exchange gradients; need --parallel mpi" in ended.err
+    assert ended.code == 2 and "--exchange fast requires --parallel mpi" in ended.err
 
 
 def test_ctrl_c_of_the_command_saves_once(tmp_path):

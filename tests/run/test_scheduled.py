@@ -298,11 +298,11 @@ def test_devices_that_work_on_their_own_come_first() -> None:
 def test_arguments() -> None:
     step = Step(2)
     for wrong, text in (
-        ({"devices": DEVICES, "device": "cpu"}, "device= and devices= both say where to compute"),
-        ({"devices": DEVICES, "backend": "cpu"}, "backend= and devices= both say where to compute"),
+        ({"devices": DEVICES, "device": "cpu"}, "device and devices are mutually exclusive"),
+        ({"devices": DEVICES, "backend": "cpu"}, "backend and devices are mutually exclusive"),
         ({"devices": ()}, "devices is empty"),
-        ({"devices": ("cpu1", "cpu1")}, "names 'cpu1' twice"),
-        ({"devices": DEVICES, "arena": object()}, "arena= is memory of one device"),
+        ({"devices": ("cpu1", "cpu1")}, "devices has 'cpu1' twice"),
+        ({"devices": DEVICES, "arena": object()}, "arena and several devices are mutually exclusive"),
     ):
         with pytest.raises(SettingError, match=text):
             step.compiled(**wrong)

@@ -6,6 +6,7 @@ import pytest
 import gradloom as gl
 from gradloom.graph.structure import named, structure
 from gradloom.train import BatchResult, Callback, EarlyStopping, StopTraining
+from tests.refused import refused
 from tests.train import small_models
 from tests.train.small_models import Interrupt, net, same, saved_steps
 
@@ -203,7 +204,7 @@ def test_early_stopping_on_any_number():
         assert (at, stop.best_epoch, stop.best) == (4, 2, 0.5)
     with pytest.raises(gl.SettingError, match="monitor='val_acuracy' is not measured; did you mean val_accuracy"):
         fit(net(), val_split=0.2, callbacks=[EarlyStopping(monitor="val_acuracy")])
-    with pytest.raises(gl.SettingError, match="mode='most' is not known; need min, max or auto"):
+    with refused("mode", "most", need="min, max or auto"):
         EarlyStopping(mode="most")
 
 
@@ -319,7 +320,7 @@ def test_ranks_have_no_outputs():
     from gradloom.parallel import threads
 
     (ranks,) = threads(1, timeout=60)
-    with pytest.raises(gl.SettingError, match="callbacks that need outputs, metrics of training: ranks have none"):
+    with pytest.raises(gl.SettingError, match="callbacks that need outputs, .* require one process"):
         fit(net(), callbacks=[Outputs()], parallel=ranks)
 
 

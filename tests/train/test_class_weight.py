@@ -118,7 +118,7 @@ def test_a_class_that_is_only_validated_weighs_one(given):
     np.testing.assert_allclose(
         history[0].val.loss, gl.evaluate(model, gl.data.Dataset(X, Y, weights=own)).loss, rtol=1e-6
     )
-    with pytest.raises(gl.SettingError, match="need a weight for each of the 3 classes"):
+    with pytest.raises(gl.SettingError, match="must be a weight for each of the 3 classes"):
         fit(net(), (X, y), class_weight=[1.0, 2.0], val={"other": (X, Y)})
 
 
@@ -133,11 +133,11 @@ def test_balanced_is_that_of_scikit_learn():
 @pytest.mark.parametrize(
     ("given", "labels", "message"),
     [
-        ("balance", Y, "class_weight='balance' is not known; need 'balanced', a dict or an array"),
+        ("balance", Y, "class_weight='balance': must be 'balanced', a dict or an array"),
         ({7: 2.0}, Y, "class_weight: no label is 7; need classes of the data, such as 0, 1, 2"),
-        ({1: -2.0}, Y, "class_weight: -2.0 of class 1; need a finite number of at least 0"),
-        ([1.0, np.nan, 1.0], Y, "class_weight: .*nan.* of class 1; need a finite number"),
-        ([1.0, 2.0], Y, r"class_weight: got float64\[2\]; need a weight for each of the 3 classes"),
+        ({1: -2.0}, Y, "class_weight: -2.0 of class 1 must be a finite number of at least 0"),
+        ([1.0, np.nan, 1.0], Y, "class_weight: .*nan.* of class 1 must be a finite number"),
+        ([1.0, 2.0], Y, r"class_weight is float64\[2\]; must be a weight for each of the 3 classes"),
         ([0.0, 0.0, 0.0], Y, "class_weight: every label has weight 0; need a class that counts"),
         ("balanced", X, "class_weight: the data have labels of float32; need class ids"),
     ],

@@ -205,11 +205,11 @@ def test_a_run_goes_on_with_the_same_bits_and_under_another_placement_it_says_so
 def test_what_does_not_go_with_devices_is_refused() -> None:
     net = mlp()
     for options, message in (
-        ({"device": "cpu", "devices": DEVICES}, "Trainer: device= and devices= both say where to compute"),
-        ({"backend": "cpu", "devices": DEVICES}, "Trainer: backend= and devices= both say"),
+        ({"device": "cpu", "devices": DEVICES}, "Trainer: device and devices are mutually exclusive"),
+        ({"backend": "cpu", "devices": DEVICES}, "Trainer: backend and devices are mutually"),
         ({"devices": ()}, "Trainer: devices is empty"),
-        ({"devices": ("cpu1", "cpu1")}, "Trainer: devices= names 'cpu1' twice"),
-        ({"devices": ("cpu1", 3)}, "Trainer: device=3 is not usable"),
+        ({"devices": ("cpu1", "cpu1")}, "Trainer: devices has 'cpu1' twice"),
+        ({"devices": ("cpu1", 3)}, "Trainer: device=3: must be"),
     ):
         with pytest.raises(gl.SettingError, match=message):
             gl.Trainer(net, **options)
@@ -220,17 +220,17 @@ def test_what_does_not_go_with_devices_is_refused() -> None:
 @pytest.mark.parametrize(
     ("devices", "seen"),
     [
-        (3, "devices=3 is an int; need names in their order, such as ('gpu', 'cpu')"),
-        (False, "devices=False is a bool; need names in their order"),
-        ({"cpu1": 1, "cpu2": 2}, "devices={'cpu1': 1, 'cpu2': 2} is a dict; need names in their order"),
-        ({"cpu1", "cpu2"}, "is a set; need names in their order"),
-        (np.array(["cpu1", "cpu2"]), "is a ndarray; need names in their order"),
-        (iter(("cpu1", "cpu2")), "is a tuple_iterator; need names in their order"),
-        ((), "devices is empty; need names, such as ('gpu', 'cpu')"),
-        ([], "devices is empty; need names"),
-        ((None, "cpu1"), "device=None is not usable; need a name, such as 'cpu' or 'gpu'"),
-        ((["cpu1"],), "device=['cpu1'] is not usable; need a name"),
-        ("", "device='' is not usable; need a name"),
+        (3, "devices=3: must be a list or tuple of names, such as ('gpu', 'cpu')"),
+        (False, "devices=False: must be a list or tuple"),
+        ({"cpu1": 1, "cpu2": 2}, "devices={'cpu1': 1, 'cpu2': 2}: must be a list or tuple"),
+        ({"cpu1", "cpu2"}, "}: must be a list or tuple of names"),
+        (np.array(["cpu1", "cpu2"]), ": must be a list or tuple of names"),
+        (iter(("cpu1", "cpu2")), ": must be a list or tuple of names"),
+        ((), "devices is empty; must be names, such as ('gpu', 'cpu')"),
+        ([], "devices is empty; must be names"),
+        ((None, "cpu1"), "device=None: must be a name, such as 'cpu' or 'gpu'"),
+        ((["cpu1"],), "device=['cpu1']: must be a name"),
+        ("", "device='': must be a name"),
     ],
 )
 def test_every_function_refuses_what_names_no_devices(devices: Any, seen: str) -> None:
@@ -268,7 +268,7 @@ def test_one_name_among_devices_does_not_outweigh_what_was_said() -> None:
 def test_ranks_and_several_devices_are_refused() -> None:
     (rank,) = thread_ranks(1)
     for net, options in ((mlp(), {"devices": DEVICES}), (cut(mlp(), 2), {})):
-        with pytest.raises(gl.SettingError, match=r"(devices=|Module.to): a rank computes on one device; need device="):
+        with pytest.raises(gl.SettingError, match=r"(devices|Module.to) requires one process; a rank computes"):
             gl.Trainer(net, communicator=rank, **options)
     gl.Trainer(cut(mlp(), 2), communicator=rank, device="cpu")
 

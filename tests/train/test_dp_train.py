@@ -445,22 +445,22 @@ def refused(kind: type[BaseException], message: str, samples: Any = None, **opti
 
 
 def test_bad_arguments() -> None:
-    refused(gl.SettingError, "iterations=0 is not usable; need a whole number of at least 1", iterations=0)
-    refused(gl.SettingError, "replicas=0 is not usable; need a whole number of at least 1", replicas=0)
-    refused(gl.SettingError, "max_norm=0 is not usable; need a number above 0 (inf: no clipping)", max_norm=0)
+    refused(gl.SettingError, "iterations=0: must be a whole number of at least 1", iterations=0)
+    refused(gl.SettingError, "replicas=0: must be a whole number of at least 1", replicas=0)
+    refused(gl.SettingError, "max_norm=0: must be a number above 0 (inf: no clipping)", max_norm=0)
     refused(
-        gl.SettingError, "lr=0.1 beside an optimizer, which has its own; need one of the two",
+        gl.SettingError, "lr=0.1 and optimizer are mutually exclusive",
         lr=0.1, optimizer=gl.optim.SGD(),
     )  # fmt: skip
-    refused(gl.SettingError, "optimizer: got a str; need one of gl.optim, such as AdamW(lr=1e-3)", optimizer="adam")
+    refused(gl.SettingError, "optimizer is a str; must be one of gl.optim, such as AdamW(lr=1e-3)", optimizer="adam")
     refused(
         gl.SettingError,
-        "optimizer: Adam was made with parameters, but each replica has its own; need one without: Adam(lr=...)",
+        "optimizer: this Adam has parameters, but each replica has its own; use Adam(lr=...)",
         optimizer=gl.optim.Adam(net().parameters()),
     )
-    refused(gl.SettingError, "dp_train: arena cannot be chosen here", arena=None)
-    refused(gl.SettingError, "dp_train: device='numpy' is not usable; need 'cpu', 'gpu', 'gpu:1'", backend="numpy")
-    refused(gl.SettingError, "seed=-1 is not usable; need a whole number of at least 0", seed=-1)
+    refused(gl.SettingError, "dp_train: arena is not supported", arena=None)
+    refused(gl.SettingError, "dp_train: device='numpy': must be 'cpu', 'gpu', 'gpu:1'", backend="numpy")
+    refused(gl.SettingError, "seed=-1: must be a whole number of at least 0", seed=-1)
     refused(gl.DataError, "samples: there are none; need at least one", [])
     refused(gl.DataError, "samples: got dict; need a sequence of pairs or dicts", {"x": 1})
     refused(gl.DataError, "samples: got generator; need a sequence of pairs or dicts", (s for s in blobs([1])))

@@ -182,20 +182,20 @@ REFUSED = {
     "micro above batch": (
         lambda **o: fit(net(), micro_batch_size=11, **o),
         gl.SettingError,
-        "micro_batch_size=11 is larger than batch_size=10",
+        "micro_batch_size=11 must be at most batch_size=10",
     ),
     "batch 0 to evaluate": (lambda **o: gl.evaluate(net(), (X, Y), batch_size=0, **o), gl.SettingError, "batch_size=0"),
     "batch 0 to predict": (lambda **o: gl.predict(net(), X, batch_size=0, **o), gl.SettingError, "batch_size=0"),
     "a negative rate": (
         lambda **o: gl.optim.AdamW(lr=-1),
         gl.SettingError,
-        "AdamW: lr=-1 is not usable; need a finite number of at least 0",
+        "AdamW: lr=-1: must be a finite number of at least 0",
     ),
     "a rate of nan": (lambda **o: gl.optim.SGD(lr=float("nan")), gl.SettingError, "SGD: lr=nan"),
     "a rate of text": (lambda **o: gl.optim.SGD(lr="0.1"), gl.SettingError, "SGD: lr='0.1'"),
-    "beta 1": (lambda **o: gl.optim.AdamW(beta2=1.0), gl.SettingError, "beta2=1.0 is not usable; need 0 <= value < 1"),
+    "beta 1": (lambda **o: gl.optim.AdamW(beta2=1.0), gl.SettingError, "beta2=1.0: must be at least 0 and below 1"),
     "negative decay": (lambda **o: gl.optim.AdamW(weight_decay=-0.1), gl.SettingError, "weight_decay=-0.1"),
-    "no optimiser": (lambda **o: fit(net(), optimizer="adam", **o), gl.SettingError, "optimizer: got a str"),
+    "no optimiser": (lambda **o: fit(net(), optimizer="adam", **o), gl.SettingError, "optimizer is a str"),
     "a loss without rows": (
         lambda **o: fit(net(), loss=lambda out, y: gl.ops.sum(out), **o),
         gl.ShapeError,
@@ -281,12 +281,12 @@ REFUSED = {
     "an unknown build": (
         lambda **o: gl.Trainer(net(), build="train", **o),
         gl.SettingError,
-        "need forward, grad or opt",
+        "must be forward, grad or opt",
     ),
     "micro-batches without accumulation": (
         lambda **o: gl.epoch(gl.Trainer(net(), **o), gl.data.Dataset(X, Y), batch_size=10, micro_batch_size=5),
         gl.SettingError,
-        "need accumulate > 1",
+        "requires accumulate > 1",
     ),
     "an order with a row twice": (
         lambda **o: gl.epoch(gl.Trainer(net(), **o), gl.data.Dataset(X, Y), batch_size=10, order=np.zeros(50, int)),

@@ -300,12 +300,12 @@ def test_ranks_evaluate_the_same():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eval_every": "5min"}, "eval_every='5min' is not usable; need a text such as 100steps, 1epoch"),
-        ({"eval_rows": 0}, "eval_rows=0 is not usable; need a whole number of at least 1"),
-        ({"val": {"a.b": CLEAN}}, "val: the name 'a.b' is not usable"),
+        ({"eval_every": "5min"}, "eval_every='5min': must be a text such as 100steps, 1epoch"),
+        ({"eval_rows": 0}, "eval_rows=0: must be a whole number of at least 1"),
+        ({"val": {"a.b": CLEAN}}, "val: the name 'a.b' must be a word"),
         (
             {"val": CLEAN, "val_split": 0.2},
-            "val: the name 'val' is not usable; need another: val_split, or folds, makes one",
+            "val: the name 'val' is that of the rows of val_split or folds",
         ),
         ({"val": 3}, "data: got int; need a Dataset"),
     ],
@@ -318,19 +318,19 @@ def test_it_refuses(options, message):
 UNMEASURED = [
     (
         {"eval_every": "1steps"},
-        r"eval_every='1steps': there are no rows to validate on; need val_split= or folds= above 0, or val=",
+        r"eval_every='1steps' requires validation rows: val, or val_split or folds above 0",
     ),
-    ({"eval_every": "2epochs"}, r"eval_every='2epochs': there are no rows to validate on"),
-    ({"eval_rows": 3}, r"eval_rows=3: there are no rows to validate on; need val_split= or folds= above 0, or val="),
+    ({"eval_every": "2epochs"}, r"eval_every='2epochs' requires validation rows"),
+    ({"eval_rows": 3}, r"eval_rows=3 requires validation rows: val, or val_split or folds above 0"),
     (
         {"metrics": {"top": lambda outputs, labels: outputs[:, 0]}},
-        r"metrics: top: there are no rows to validate on; need val_split= or folds= above 0, val=, or gl.*train=True",
+        r"metrics requires validation rows: val, or val_split or folds above 0: top .*train=True",
     ),
     (
         {"metrics": {"a": Metric(lambda o, l: o[:, 0], train=True), "b": Metric(lambda o, l: o[:, 0])}},
-        r"metrics: b: there are no rows to validate on",
+        r"metrics requires validation rows: .*: b ",
     ),
-    ({"val": {}}, r"val: it has no set; need a validation set, such as \{'clean': \(x, y\)\}, or None"),
+    ({"val": {}}, r"val=\{\}: must be a validation set, such as \{'clean': \(x, y\)\}, or None"),
 ]
 
 

@@ -5,6 +5,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.ops.philox import keep_mask
+from tests.refused import refused
 
 
 def mlp(seed=1, sizes=(5, 8, 3)):
@@ -258,7 +259,7 @@ def test_a_schedule_is_asked_once_per_optimiser_step(backend, micro):
 
 def test_a_schedule_out_of_range_is_refused(backend):
     net = mlp()
-    with pytest.raises(gl.SettingError, match=r"SGD: lr=-1.0 is not usable"):
+    with refused("lr", -1.0, place="SGD"):
         gl.fit(
             net, rows(10), optimizer=gl.optim.SGD(lr=lambda s, e: -1.0), batch_size=5, progress=False, backend=backend
         )

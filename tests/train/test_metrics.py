@@ -271,10 +271,10 @@ def test_ranks_measure_the_same():
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"loss": mae}, "metrics: the name 'loss' is taken or not usable; need another"),
-        ({"a.b": mae}, "metrics: the name 'a.b' is taken"),
-        ({"mae_unc": mae}, "metrics: the name 'mae_unc' is taken"),
-        ({"mae": 3}, r"Metric: got an int; need a function \(outputs, labels, weights\)"),
+        ({"loss": mae}, "metrics: the name 'loss' is reserved or invalid; use another"),
+        ({"a.b": mae}, "metrics: the name 'a.b' is reserved"),
+        ({"mae_unc": mae}, "metrics: the name 'mae_unc' is reserved"),
+        ({"mae": 3}, r"Metric: an int must be a function \(outputs, labels, weights\)"),
         ({"mae": lambda: 3}, r"Metric: the function takes 0 arguments; need \(outputs, labels, weights\)"),
         (
             {"mae": lambda outputs, labels: outputs},
@@ -294,10 +294,10 @@ def test_what_is_no_metric_is_refused(metrics, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"uncertainty": "guess"}, "uncertainty='guess' is not known; need formula or bootstrap"),
-        ({"whole": True, "uncertainty": "formula"}, "uncertainty='formula' for whole=True: there is none"),
-        ({"whole": True, "train": True}, "train=True for whole=True"),
-        ({"samples": 1}, "Metric: samples=1 is not usable; need a whole number of at least 2"),
+        ({"uncertainty": "guess"}, "uncertainty='guess': must be formula or bootstrap"),
+        ({"whole": True, "uncertainty": "formula"}, "uncertainty='formula' cannot be combined with whole=True"),
+        ({"whole": True, "train": True}, "train=True and whole=True are mutually exclusive"),
+        ({"samples": 1}, "Metric: samples=1: must be a whole number of at least 2"),
     ],
 )
 def test_arguments_of_a_metric(options, message):

@@ -135,7 +135,7 @@ def test_a_function_is_as_it_was():
     ("options", "message"),
     [
         ({"lowest": 1.0, "highest": 0.1}, "lowest=1.0, highest=0.1; need 0 < lowest < highest"),
-        ({"steps": 1}, "steps=1 is not usable; need a whole number of at least 2"),
+        ({"steps": 1}, "steps=1: must be a whole number of at least 2"),
         ({"epochs": 1}, "find_rate: epochs is not an argument"),
     ],
 )

@@ -345,19 +345,19 @@ def test_evaluations_inside_of_epochs(name, count, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"resume": True}, "resume=True is of a run with a folder; need run=FOLDER with it"),
-        ({"keep": 3}, "keep=3 is of a run with a folder"),
-        ({"stop_after": "3h"}, "stop_after='3h' is of a run with a folder"),
+        ({"resume": True}, "resume=True requires run"),
+        ({"keep": 3}, "keep=3 requires run"),
+        ({"stop_after": "3h"}, "stop_after='3h' requires run"),
         (
             {"run": "{}", "checkpoint_every": "5 apples"},
-            "checkpoint_every='5 apples' is not usable; need a text such as 10s",
+            "checkpoint_every='5 apples': must be a text such as 10s",
         ),
-        ({"run": "{}", "checkpoint_every": "0steps"}, "checkpoint_every='0steps' is not usable"),
-        ({"run": "{}", "checkpoint_every": "1.5epochs"}, "checkpoint_every='1.5epochs' is not usable"),
-        ({"run": "{}", "stop_after": "10steps"}, "stop_after='10steps' is not usable; need a text such as 10s"),
+        ({"run": "{}", "checkpoint_every": "0steps"}, "checkpoint_every='0steps': must be"),
+        ({"run": "{}", "checkpoint_every": "1.5epochs"}, "checkpoint_every='1.5epochs': must be"),
+        ({"run": "{}", "stop_after": "10steps"}, "stop_after='10steps': must be a text such as 10s"),
         ({"run": "{}", "keep": 0}, "keep"),
-        ({"run": 3}, "run=3 is not usable; need the path of a folder"),
-        ({"run": ""}, "run='' is not usable; need the path of a folder"),
+        ({"run": 3}, "run=3: must be the path of a folder"),
+        ({"run": ""}, "run='': must be the path of a folder"),
         ({"run": "{}", "resume": True, "overwrite": True}, "resume and overwrite"),
     ],
 )

@@ -159,9 +159,9 @@ def test_one_early_stopping_serves_two_fits():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: EarlyStopping(-1), "EarlyStopping: patience=-1 is not usable; need a whole number of at least 0"),
-        (lambda: EarlyStopping(1.5), "EarlyStopping: patience=1.5 is not usable"),
-        (lambda: EarlyStopping(min_delta=float("nan")), "EarlyStopping: min_delta=nan is not usable; need a number of"),
+        (lambda: EarlyStopping(-1), "EarlyStopping: patience=-1: must be a whole number of at least 0"),
+        (lambda: EarlyStopping(1.5), "EarlyStopping: patience=1.5: must be"),
+        (lambda: EarlyStopping(min_delta=float("nan")), "EarlyStopping: min_delta=nan: must be a number of"),
     ],
 )
 def test_early_stopping_refuses(make, message):

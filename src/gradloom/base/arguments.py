@@ -1,4 +1,4 @@
-"""Checks of the arguments that a caller gives: booleans, whole numbers, paths; one-line descriptions of a value."""
+"""Checks of arguments: booleans, whole numbers, shares, paths; parts of messages."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any
 from .errors import SettingError
 
 
-def as_bool(name: str, value: Any) -> bool:
+def as_bool(name: str, value: Any, place: str = "") -> bool:
     """The value as a bool; SettingError for anything but a bool of Python or NumPy: "no" would count as true."""
     if value is True or value is False:
         return value
-    import numpy as np  # not at the start of a command, which checks its settings long before it computes
+    import numpy as np  # commands check their settings before they import it
 
     if not isinstance(value, np.bool_):
-        raise SettingError(f"{name}={one_line(value)} is not usable; need True or False")
+        raise SettingError(setting=name, seen=value, need="True or False", place=place)
     return bool(value)
 
 
-def as_whole(name: str, value: Any, least: int) -> int:
+def as_whole(name: str, value: Any, least: int, place: str = "") -> int:
     """The value as an int; SettingError unless it is a whole number, of Python or NumPy, of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise SettingError(f"{name}={one_line(value)} is not usable; need a whole number of at least {least}")
+        raise SettingError(setting=name, seen=value, need=f"a whole number of at least {least}", place=place)
     return int(value)
 
 
-def as_share(name: str, value: Any) -> float:
+def as_share(name: str, value: Any, place: str = "") -> float:
     """The value as a float; SettingError unless it is a number of at least 0, below 1, in float32, too."""
     is_number = isinstance(value, (int, float, Real)) and not isinstance(value, bool)
     if not is_number or not 0 <= value < 1 or in_f32(value) == 1:
         hint = f32_hint(value) if is_number else ""
-        raise SettingError(f"{name}={one_line(value)} is not usable; need 0 <= {name.split()[-1]} < 1{hint}")
+        raise SettingError(setting=name, seen=value, need=f"at least 0 and below 1{hint}", place=place)
     return float(value)
 
 
@@ -48,21 +48,14 @@ def in_f32(value: Any) -> float:
 
 
 def f32_hint(value: Any) -> str:
-    """Of a number that is refused: ", in float32" where float32 makes inf, 0 or 1 of one that is not."""
+    """Suffix of a requirement: ", in float32" for a number that rounds to inf, 0 or 1 there."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     rounded = in_f32(value) if is_number else None
     return ", in float32" if rounded in (0.0, 1.0, math.inf) and rounded != value else ""
 
 
-def one_line(value: Any) -> str:
-    """Its repr in one line of at most 80 characters."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def nearest(name: object, known: Iterable[str], otherwise: str = "") -> str:
-    """The end of a message about a name that is not known: "; did you mean lr?", or where no known name is near what
-    else to say."""
+    """Suffix of a message about an unknown name: "; did you mean lr?", or `otherwise` if none is similar."""
     import difflib
 
     near = difflib.get_close_matches(str(name), list(known), 1)
@@ -70,7 +63,7 @@ def nearest(name: object, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def what_is(value: object) -> str:
-    """What it is, in words: "a dict", "the class Net"."""
+    """The type of a value: "a dict", "the class Net"."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name = type(value).__name__
@@ -80,4 +73,4 @@ def what_is(value: object) -> str:
 def need_path(path: object, where: str, name: str, hint: str = "") -> None:
     """SettingError, naming the argument, unless it is a path."""
     if not isinstance(path, (str, os.PathLike)):
-        raise SettingError(f"{where}: {name} is {what_is(path)}; need {hint or 'a path'}")
+        raise SettingError(f"{{{name}}} is {what_is(path)}; must be {hint or 'a path'}", setting=name, place=where)

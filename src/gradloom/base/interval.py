@@ -1,4 +1,4 @@
-"""How often something happens, or after how long: "5min", "100steps", "1epoch" as arguments and settings say it."""
+"""Durations and intervals as text: "5min", "100steps", "1epoch"."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from .arguments import one_line
 from .errors import SettingError
 
 SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -23,31 +22,31 @@ class Interval:
 
     @property
     def seconds(self) -> float | None:
-        """The number of seconds, where it is one."""
+        """The number of seconds, or None for another unit."""
         return self.number if self.unit == "seconds" else None
 
     @property
     def steps(self) -> int | None:
-        """The number of steps, where it is one."""
+        """The number of steps, or None for another unit."""
         return int(self.number) if self.unit == "steps" else None
 
     @property
     def epochs(self) -> int | None:
-        """The number of epochs, where it is one."""
+        """The number of epochs, or None for another unit."""
         return int(self.number) if self.unit == "epochs" else None
 
 
-def as_interval(name: str, value: Any, *units: str) -> Interval:
-    """What "5min", "1.5h", "100steps" or "2 epochs" says; units: those that are taken, of "seconds", "steps" and
-    "epochs", by default all. SettingError for anything else."""
+def as_interval(name: str, value: Any, *units: str, place: str = "") -> Interval:
+    """Parse "5min", "1.5h", "100steps" or "2 epochs". units: the accepted ones of "seconds", "steps" and "epochs", by
+    default all. SettingError for anything else."""
     taken = units or tuple(EXAMPLES)
     if isinstance(value, Interval) and value.unit in taken:
         return value
-    said = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([a-z]+)\s*", value) if isinstance(value, str) else None
-    if said:
-        number, word = float(said[1]), said[2]
-        found = "seconds" if word in SECONDS else COUNTS.get(word)
-        if found in taken and number > 0 and (found == "seconds" or number.is_integer()):
-            return Interval(number * SECONDS.get(word, 1.0), found)
-    need = ", ".join(EXAMPLES[unit] for unit in taken)
-    raise SettingError(f"{name}={one_line(value)} is not usable; need a text such as {need}")
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([a-z]+)\s*", value) if isinstance(value, str) else None
+    if found:
+        number, word = float(found[1]), found[2]
+        unit = "seconds" if word in SECONDS else COUNTS.get(word)
+        if unit in taken and number > 0 and (unit == "seconds" or number.is_integer()):
+            return Interval(number * SECONDS.get(word, 1.0), unit)
+    examples = ", ".join(EXAMPLES[unit] for unit in taken)
+    raise SettingError(setting=name, seen=value, need=f"a text such as {examples}", place=place)

@@ -14,7 +14,6 @@ from fractions import Fraction
 from numbers import Integral
 from pathlib import Path
 
-from .arguments import one_line
 from .errors import GradloomError, SettingError
 
 # "4096", "4G", "4 GiB": powers of 1024; "4GB": of 1000
@@ -73,9 +72,9 @@ def show_bytes(n: int) -> str:
     return f"{size:.2f} GiB"
 
 
-def as_bytes(what: str, given: int | str) -> int:
+def as_bytes(name: str, given: int | str, place: str = "") -> int:
     """The bytes of a setting: a whole number above 0, or a text: "5000000" (bytes), "512M" or "512MiB" (units of 1024),
-    "1.5GB" (units of 1000); K, M, G, T. what: the setting, for messages. SettingError for anything else."""
+    "1.5GB" (units of 1000); K, M, G, T. SettingError for anything else."""
     found, bytes = _BYTES.fullmatch(given) if isinstance(given, str) else None, 0
     if found is not None and (found[3] or not found[2]):  # no part of a byte
         unit = 1000 if (found[4] or "").upper() == "B" else 1024
@@ -85,7 +84,7 @@ def as_bytes(what: str, given: int | str) -> int:
         bytes = int(given)
     if bytes > 0:
         return bytes
-    raise SettingError(f"{what}={one_line(given)} is not usable; need bytes, or a text such as '4GiB', '4G' or '4.2GB'")
+    raise SettingError(setting=name, seen=given, need="bytes, or a text such as '4GiB', '4G' or '4.2GB'", place=place)
 
 
 def resident() -> int:
@@ -152,7 +151,7 @@ def need_start_memory(cores: int) -> None:
         need = START_BYTES[one.name] + cores * CORE_BYTES
         if one.limit < need:
             seen = f"memory: this process is limited to {show_bytes(one.limit)} ({one.name}, {one.shell})"
-            raise SettingError(f"{seen}; need at least {show_bytes(need)}, or no limit")
+            raise SettingError(f"{seen}; must be at least {show_bytes(need)}, or unlimited")
     if limits:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -34,7 +34,7 @@ def _read_int(name: str, default: int | None, low: int, high: int) -> int | None
     except ValueError:
         value = low - 1
     if not low <= value <= high:
-        raise SettingError(f"{name}={text!r} is not usable; need a whole number from {low} to {high}")
+        raise SettingError(setting=name, seen=text, need=f"a whole number from {low} to {high}")
     return value
 
 
@@ -74,7 +74,7 @@ def as_precision(given: str | None) -> Precision:
     for known in PRECISIONS:
         if value == known:
             return known
-    raise SettingError(f"{name}={value!r} is not usable; need {' or '.join(PRECISIONS)}")
+    raise SettingError(setting=name, seen=value, need=" or ".join(PRECISIONS))
 
 
 def switches(
@@ -101,7 +101,8 @@ def switches(
         if given is None:
             return _read_int(name, 0, 0, high) or 0
         if not isinstance(given, Integral) or not 0 <= given <= high:
-            raise SettingError(f"{name.removeprefix('GRADLOOM_').lower()}={given!r} is not usable; need 0 to {high}")
+            setting = name.removeprefix("GRADLOOM_").lower()
+            raise SettingError(setting=setting, seen=given, need=f"a whole number from 0 to {high}")
         return int(given)
 
     cores, products = core_count(), as_precision(precision)

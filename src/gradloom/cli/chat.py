@@ -42,7 +42,7 @@ def chat(
     The history goes with each turn, and is computed once; the oldest turns are left out where the context ends.
     /forget begins anew, /quit or Ctrl-D ends, Ctrl-C stops a reply.
     """
-    need_whole("max-tokens", max_tokens)
+    need_whole("max_tokens", max_tokens)
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)
     layers = check_places("chat", device, gpu_layers, gpu_memory)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import typer
 
 from ..base import interrupts
-from ..base.errors import GradloomError, NonFiniteError
+from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
 from ..base.finetune_options import FinetuneOutput, PlacingOptions
 from ..base.terminal import shown_on, to_stderr
 from ..base.training_options import DeviceOptions, RankOptions
@@ -36,6 +36,7 @@ GpuLayers = Annotated[str | None, flag_of(PlacingOptions, "gpu_layers")]
 GpuMemory = Annotated[str | None, flag_of(PlacingOptions, "gpu_memory")]
 Json = Annotated[bool, flag_of(FinetuneOutput, "json")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no report on stderr: warnings and errors alone.")]
+OF_PYTHON = {"tensors": "targets", "train_on_all": "loss_on"}  # settings that have other names in Python
 _quiet = False  # this process is one that says nothing
 _reports = True  # progress and reports are shown: there is no --quiet
 _ranks: Communicator | None = None
@@ -68,14 +69,12 @@ def join(parallel: str | None, exchange: str | None) -> Communicator | None:
     """This process among those of mpiexec, where that is asked for: then rank 0 alone says and writes anything.
 
     Where mpiexec started several and it is not asked for, the first one says that each works alone."""
-    from ..base.errors import SettingError
-
     global _quiet, _ranks
     need_one_of("parallel", parallel, ("mpi",))
     need_one_of("exchange", exchange, ("ordered", "fast"))
     if parallel is None:
         if exchange is not None:
-            raise SettingError(f"--exchange {exchange}: is how processes exchange gradients; need --parallel mpi")
+            raise SettingError("{exchange} requires {parallel}", exchange=exchange, parallel="mpi")
         _hint_at_parallel()
         return None
     from ..parallel.join import communicator
@@ -142,29 +141,32 @@ def going_on(command: str, places: Sequence[str], ranks: Communicator | None, ex
     return to_paste(words + (["--exchange", exchange] if exchange is not None else []))
 
 
-def need_whole(option: str, value: int | None, least: int = 1) -> None:
+def need_whole(name: str, value: int | None, least: int = 1) -> None:
     """SettingError unless the option was not given or is at least `least` and below 2**63."""
-    from ..base.errors import SettingError
-
     if value is not None and not least <= value < 1 << 63:
         limit = "" if value < least else ", below 2**63"
-        raise SettingError(f"--{option} {value}: need a whole number of at least {least}{limit}")
+        raise SettingError(setting=name, seen=value, need=f"a whole number of at least {least}{limit}")
 
 
-def need_place(option: str, value: str | None) -> None:
-    """SettingError for the empty name of a file or folder: no default is meant by it."""
-    from ..base.errors import SettingError
-
+def need_place(name: str, value: str | None) -> None:
+    """SettingError for the empty name of a file or folder: it does not mean the default."""
     if value == "":
-        raise SettingError(f"--{option}: is empty; need the name of a file or folder")
+        raise SettingError(setting=name, seen="", need="the name of a file or folder")
 
 
-def need_one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
+def need_one_of(name: str, value: str | None, known: tuple[str, ...]) -> None:
     """SettingError unless the option was not given or is one of the known words."""
-    from ..base.errors import SettingError
-
     if value is not None and value not in known:
-        raise SettingError(f"--{option} {value}: is not known; need {' or '.join(known)}")
+        raise SettingError(setting=name, seen=value, need=" or ".join(known))
+
+
+def with_value(flag: str, value: Any) -> str:
+    """An option as the command line writes it: "--lr 3", or "--json" for a boolean."""
+    if isinstance(value, bool):
+        return flag
+    values = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else [value]
+    words = [one if isinstance(one, str) else f"{one:g}" if isinstance(one, float) else one_line(one) for one in values]
+    return f"{flag} {' '.join(words):.80}".rstrip()
 
 
 _UNDEFINED = ("_unc", "roc_auc", "r2")  # ends of names of numbers that some rows do not define
@@ -318,7 +320,7 @@ def with_more(error: Exception, more: str) -> Exception:
     if isinstance(error, MemoryError):  # also NumPy's, which is made of other arguments
         return MemoryError(f"{error}; {more}")
     if isinstance(error, GradloomError):
-        return type(error)(f"{error}; {more}")
+        return error.extended(after=f"; {more}")
     warn(more)
     return error
 

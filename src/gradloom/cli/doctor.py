@@ -42,7 +42,7 @@ def doctor(
 
     need_whole("threads", threads)
     if quick and threads is not None:
-        raise SettingError(f"--threads {threads} with --quick, which measures nothing; need one of them")
+        raise SettingError("{threads} and {quick} are mutually exclusive", threads=threads, quick=True)
     facts, lines, wrong = examine(threads, quick)
     columns(lines)
     for line in wrong:

@@ -73,14 +73,15 @@ def evaluate(
     json: Json = False,
 ) -> int:
     """Measure the perplexity: exp of the mean -log p of the tokens that count, with its standard error."""
-    for name, value in (("context", context), ("batch-size", batch_size), ("threads", threads)):
+    for name, value in (("context", context), ("batch_size", batch_size), ("threads", threads)):
         need_whole(name, value)
     need_one_of("precision", precision, PRECISIONS)
     from .info_model import is_saved_model
 
     if is_saved_model(model):
         use = to_paste(["gradloom", "predict", model, data])
-        raise SettingError(f"{model}: is no GGUF model; for a model of gradloom fit, {use} prints its scores")
+        text = f"{model}: is not a GGUF model; for a model of gradloom fit, {use} prints its scores"
+        raise SettingError(text, setting="model", seen=model)
     layers = check_places("evaluate", device, gpu_layers, gpu_memory)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special

@@ -113,7 +113,7 @@ def _check_place(use: Any, *inputs: str) -> None:
     path = Path(use.out)
     if path.suffix != ".gguf" and (path.suffix or use.method == "full"):
         need = "FILE.gguf" if use.method == "full" else "FILE.gguf (for llama.cpp) or a folder (for PEFT)"
-        raise SettingError(f"--out {use.out}: need {need}")
+        raise SettingError(setting="out", seen=use.out, need=need)
     for name, inside in OWN.items():
         if inside is None:
             refuse_input(Path(str(use.run)) / name, *inputs)
@@ -173,8 +173,7 @@ def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
         except Exception as error:  # a loss that is not finite, a model file that changed: what was trained is not lost
             if not run.steps:
                 if isinstance(error, TrainError) and not use.resume:
-                    said = f"{error}; this was before the first step was done, and nothing is saved"
-                    raise type(error)(said) from None
+                    error.extended(after="; this was before the first step was done, and nothing is saved")
                 raise
             kept = f"what was trained before it is in {place}"
             try:

@@ -44,7 +44,7 @@ def settle(asked: Asked[Any]) -> Any:
     use = asked.settings()
     check_places("finetune", use.device, use.gpu_layers, use.gpu_memory)
     if use.epochs is not None and use.steps is not None:
-        raise SettingError(f"{asked.told('epochs')} and {asked.told('steps')}: need one of them")
+        raise SettingError("{epochs} and {steps} are mutually exclusive", epochs=use.epochs, steps=use.steps)
     out = use.out or _out_of(use.method)
     return replace(
         use,

@@ -117,7 +117,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
                     print(json_text(measure(job, seconds) | nothing))
                 return exit_code(stop)
             if isinstance(stop, TrainError) and not job.use.resume:
-                raise type(stop)(f"{stop}; this was before the first step was done, and nothing is saved") from None
+                stop.extended(after="; this was before the first step was done, and nothing is saved")
             raise stop
         bad = not_finite(job.net.state_dict())
         if bad and stop is None:

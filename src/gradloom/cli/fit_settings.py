@@ -35,9 +35,10 @@ def prepared(asked: Any) -> Any:
 
     if asked.folds:
         val = (asked.val or {}).get("val")
-        for name, value in (("val-split", asked.val_split), ("time", asked.time), ("val", val)):
+        for name, value in (("val_split", asked.val_split), ("time", asked.time), ("val", val)):
             if value:
-                raise SettingError(f"--folds {asked.folds} and --{name} {value} are mutually exclusive")
+                text = f"{{folds}} and {{{name}}} are mutually exclusive"
+                raise SettingError(text, {"folds": asked.folds, name: value})
     asked = replace(asked, precision=as_precision(asked.precision))
     if asked.encoding is not None:
         asked = replace(asked, encoding=encoding_of(asked.encoding))
@@ -64,12 +65,12 @@ def settle(asked: Any, table: Table, ranks: Communicator | None) -> tuple[Any, R
     for name in ("eval_every", "eval_rows"):
         value = getattr(asked, name)
         if value is not None and not (has_val or recipe.val_split or recipe.folds):
-            flag = name.replace("_", "-")
-            raise SettingError(f"--{flag} {value} requires validation rows: --val, or --folds or --val-split above 0")
+            text = f"{{{name}}} requires validation rows: {{val}}, or {{folds}} or {{val_split}} above 0"
+            raise SettingError(text, {name: value, "val": ..., "folds": ..., "val_split": ...})
     wanted = asked.batch_size or batch_size_for(recipe.trained(rows), table.preprocess.kind == "array")
     micro = asked.micro_batch_size or share_of(recipe.batch_size, ranks)
     if micro > wanted:
-        raise SettingError(f"--micro-batch-size {micro}: must be at most {wanted}, the batch size")
+        raise SettingError(setting="micro_batch_size", seen=micro, need=f"at most {wanted}, the batch size")
     chosen = vars(recipe) | {"val_split": table.val_split, "micro_batch_size": min(micro, recipe.batch_size)}
     use = replace(asked, checkpoint_every=asked.checkpoint_every or "5min", keep=asked.keep or 3, **chosen)
     return use, recipe

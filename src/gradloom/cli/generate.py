@@ -53,7 +53,7 @@ def generate(
     json: Json = False,
 ) -> int:
     """Continue a prompt. The text goes to stdout as it comes, what it took to stderr."""
-    need_whole("max-tokens", max_tokens)
+    need_whole("max_tokens", max_tokens)
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)
     layers = check_places("generate", device, gpu_layers, gpu_memory)
@@ -64,7 +64,7 @@ def generate(
     from ..llm.sampling import Sampling
 
     if template is not None and not chat:
-        raise SettingError(f"--chat-template {chat_template} belongs to --chat; need both, or none of them")
+        raise SettingError("{chat_template} requires {chat}", chat_template=chat_template, chat=...)
     how = Sampling(temperature, top_k, top_p, seed)
     loaded = load(model)
     adapter = None if lora is None else load_adapter(loaded, lora)

@@ -43,7 +43,7 @@ def data_options(
     a template that cannot be read."""
     from .common import need_one_of
 
-    need_one_of("loss-on", loss_on, ("assistant", "all"))
+    need_one_of("loss_on", loss_on, ("assistant", "all"))
     return {
         "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
         "as_chat": as_chat, "chat_template": read_template(chat_template),
@@ -62,12 +62,13 @@ def read_template(path: str | None) -> str | None:
         with open(path, "rb") as file:
             text = file.read(_TEMPLATE_BYTES + 1).decode()
     except OSError as error:
-        raise FileError(f"--chat-template {path}: cannot be read: {error.strerror or error}") from None
+        raise FileError(f"{{chat_template}}: cannot be read: {error.strerror or error}", chat_template=path) from None
     except UnicodeDecodeError as error:
-        raise FileError(f"--chat-template {path}: byte {error.start} is not UTF-8; need a jinja2 template") from None
+        text = f"{{chat_template}}: byte {error.start} is not UTF-8; must be a jinja2 template"
+        raise FileError(text, chat_template=path) from None
     if len(text) > _TEMPLATE_BYTES or not text.strip():
         what = "is longer than a megabyte" if text.strip() else "is empty"
-        raise FileError(f"--chat-template {path}: {what}; need a jinja2 template")
+        raise FileError(f"{{chat_template}}: {what}; must be a jinja2 template", chat_template=path)
     return text
 
 
@@ -87,22 +88,20 @@ def adapter_for(
     from ..base.errors import SettingError
     from ..llm.lora import LoRA, TrainedTensors
 
-    given = {name.replace("_", "-"): value for name, value in made.items() if value is not None and value is not False}
-
-    def refuse(why: str, **more: Any) -> None:
-        for name, value in (given | {k.replace("_", "-"): v for k, v in more.items() if v is not None}).items():
-            raise SettingError(f"--{name}{'' if value is True else f' {value}'} {why}")
-
+    given = {name: value for name, value in made.items() if value is not None and value is not False}
     if method == "full":
-        refuse("belongs to an adapter; need --method lora, or leave it out", lora=lora)
+        for name, value in (given | ({} if lora is None else {"lora": lora})).items():
+            raise SettingError(f"{{{name}}} requires {{method}} lora", {name: value, "method": ...})
         return TrainedTensors("all" if targets is None else targets, train_dtype)
     if train_dtype is not None:
-        raise SettingError(f"--train-dtype {train_dtype} belongs to --method full: LoRA leaves the tensors as they are")
+        raise SettingError("{train_dtype} requires {method} full", train_dtype=train_dtype, method=...)
     if lora is None:
         settings = {name: value for name, value in made.items() if value is not None}
         return LoRA(**settings, seed=seed) if targets is None else LoRA(**settings, targets=targets, seed=seed)
     dropout = given.pop("dropout", 0.0)
-    refuse("with --lora: the adapter of that file has its own; leave it out", targets=targets)
+    for name, value in (given | ({} if targets is None else {"targets": targets})).items():
+        text = f"{{{name}}} cannot be combined with {{lora}}: the adapter of that file has its own"
+        raise SettingError(text, {name: value, "lora": ...})
     adapter = LoRA.load(lora, model)
     adapter.dropout = dropout
     return adapter

@@ -8,8 +8,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -21,6 +21,7 @@ from ..base.settings import core_count
 from ..base.uploads import shown_by
 from .chat import chat
 from .common import (
+    OF_PYTHON,
     Quiet,
     StdoutError,
     exit_code,
@@ -33,6 +34,7 @@ from .common import (
     streams,
     unheard_exit_code,
     warn,
+    with_value,
 )
 from .doctor import doctor
 from .evaluate import evaluate
@@ -60,18 +62,34 @@ app = typer.Typer(
 
 
 def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
-    """A command with the exit code of the signal that stopped it: the parser would make 130 of each."""
+    """A command that names options in its errors, and exits with the code of a signal: the parser would use 130."""
+    parameters = inspect.signature(command, eval_str=True).parameters
 
     @functools.wraps(command)
     def call(*arguments: Any, **options: Any) -> int:
         need_start_memory(core_count())
         try:
             return command(*arguments, **options)
+        except GradloomError as error:
+            error.name_settings(functools.partial(_named, parameters, options))
+            raise
         except KeyboardInterrupt as stop:
             warn("gradloom: interrupted")
             return exit_code(stop)
 
     return call
+
+
+def _named(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], name: str, seen: Any) -> str | None:
+    """A setting of Python as an option of the command with these parameters: "--lr 3"; None if it has none."""
+    name = OF_PYTHON.get(name, name)
+    if name not in parameters:
+        return None
+    is_argument = any(isinstance(one, typer.models.ArgumentInfo) for one in get_args(parameters[name].annotation))
+    flag = name.upper() if is_argument else f"--{name.replace('_', '-')}"
+    if seen is ...:
+        return flag
+    return with_value(flag, seen if given.get(name) is None else given[name])
 
 
 def _with_quiet(command: Callable[..., int]) -> Callable[..., int]:

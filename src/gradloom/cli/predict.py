@@ -71,11 +71,12 @@ def predict(
     from .model import files_of_model, load_model
 
     if escape_formulas and json and out is None:
-        raise SettingError("--escape-formulas has no effect on --json; it requires CSV: --out, or no --json")
+        text = "{escape_formulas} requires CSV: {out}, or no {json}"
+        raise SettingError(text, escape_formulas=True, out=..., json=...)
     if out is not None:
         refuse_input(out, *files_of_model(model), *([] if data == "-" else [data]))
         if out.lower().endswith(_NO_CSV):
-            raise SettingError(f"--out {out}: predictions are written as CSV; need a name such as predicted.csv")
+            raise SettingError(setting="out", seen=out, need="the name of a CSV file, such as predicted.csv")
         check_target(out, streams=True)
     opened = load_model(model)
     preprocess = with_encoding(opened.preprocess, encoding, data)
@@ -136,7 +137,7 @@ def _names(keep: str | None) -> list[str]:
 
     names = [] if keep is None else [name.strip() for name in next(csv.reader([keep]), []) or [""]]
     if keep is not None and ("" in names or len(set(names)) < len(names)):
-        raise SettingError(f"--keep {keep!r:.60}: need different names of columns, such as id,name")
+        raise SettingError(setting="keep", seen=keep, need="different names of columns, such as id,name")
     return names
 
 

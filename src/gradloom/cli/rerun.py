@@ -46,7 +46,7 @@ def rerun(
     _need_settings(file)
     kind, command, about, values = _read(file)
     Asked(kind, values).settings()  # none is missing
-    to = checked(out or _beside(file, kind, about), Place, "--out")
+    to = checked(out or _beside(file, kind, about), Place, "--out", "out")
     _need_another_place(to, file, kind, about)
     _need_finished(to, kind)
     _need_same_inputs(file, about, values)
@@ -91,7 +91,7 @@ def _need_another_place(out: str, file: Path, kind: Any, about: dict[str, Any]) 
     folder = out if is_fit else run_beside(out)
     same = os.path.realpath(folder) == os.path.dirname(os.path.realpath(file))
     if same or (not is_fit and os.path.realpath(out) == os.path.realpath(str(about.get("out")))):
-        raise SettingError(f"--out {out}: is the place of the run that is repeated; need another one")
+        raise SettingError("{out}: is the place of the repeated run; must be another one", out=out)
 
 
 def _need_finished(out: str, kind: Any) -> None:

@@ -27,7 +27,7 @@ def gpu_layers_of(given: str | None) -> int | str | None:
     if not (given.isascii() and given.isdigit()):
         from ..base.errors import SettingError
 
-        raise SettingError(f"--gpu-layers {given}: is not usable; need a number of blocks, or auto")
+        raise SettingError(setting="gpu_layers", seen=given, need="a number of blocks, or auto")
     return int(given)
 
 
@@ -51,8 +51,8 @@ def check_device(name: str | None) -> None:
         from ..run.backend import backend, is_device
 
         if name != "cpu" and not is_device(name):
-            raise SettingError(f"--device {name}: is not known; need cpu, gpu, or gpu:1 for the second adapter")
+            raise SettingError(setting="device", seen=name, need="cpu, gpu, or gpu:1 for the second adapter")
         try:
             backend(name, switches())
         except BackendError as error:
-            raise SettingError(f"--device {name}: {error}") from None
+            raise SettingError(f"{{device}}: {error}", device=name) from None

@@ -29,7 +29,7 @@ def runs(
     """List what was trained in a folder and below it, in the order of its beginning: state, length, numbers."""
     from ..base.errors import FileError
 
-    need_place("dir", folder)
+    need_place("folder", folder)
     if not os.path.isdir(folder):
         raise FileError(f"{folder}: no such folder; need one to look for runs in")
     try:

@@ -102,12 +102,13 @@ def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -
         if is_root(asked.ranks) and os.path.exists(file):
             found = read(asked.kind, file)
             out = parse_toml(file).get("run", {}).get("out")
-            found["out"] = checked(out, Place, f"{file}: run.out = {shown(out)}")
+            found["out"] = checked(out, Place, f"{file}: run.out = {shown(out)}", "run.out")
         elif is_root(asked.ranks):
             missing = [s.name.upper() for s in settings_of(asked.kind).values() if s.default is ...]
             missing = [name for name in missing if name.lower() not in asked.values]
             if missing:
-                raise SettingError(f"--resume: {os.fspath(folder)}: {_without_settings(Path(folder), missing)}")
+                text = f"--resume: {os.fspath(folder)}: {_without_settings(Path(folder), missing)}"
+                raise SettingError(text, setting="resume", seen=True)
     found = found if asked.ranks is None else asked.ranks.gather(found)[0]
     return asked.beside({name: value for name, value in found.items() if name not in without}, file)
 

@@ -97,20 +97,20 @@ def _settings_of(kind: Any) -> dict[str, Setting]:
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def checked(value: Any, kind: Any, place: str) -> Any:
-    """The value as this type; SettingError with what is needed: "PLACE: need ..."."""
+def checked(value: Any, kind: Any, place: str, name: str) -> Any:
+    """The value as this type; SettingError with the requirement: "PLACE: must be ...". name: of the setting."""
     import msgspec
 
-    _check_tables(value, kind, place)
+    _check_tables(value, kind, place, name)
     try:
         return msgspec.convert(value, _with_limits(kind), strict=True)
     except msgspec.ValidationError:
         large = ", below 2**63" if isinstance(value, int) and value >= 1 << 63 else f32_hint(value)
-        unknown = "is not known; " if get_origin(kind) is Literal and isinstance(value, str) else ""
-        raise SettingError(f"{place}: {unknown}need {_need(kind)}{large}") from None
+        need = f"{_need(kind)}{large}"
+        raise SettingError(f"{place}: must be {need}", setting=name, seen=value, need=need) from None
 
 
-def _check_tables(value: Any, kind: Any, place: str) -> None:
+def _check_tables(value: Any, kind: Any, place: str, name: str) -> None:
     """The tables of a list, each with its own message."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if get_origin(kind) is not list or not isinstance(value, list) or not dataclasses.is_dataclass(get_args(kind)[0]):
@@ -118,14 +118,16 @@ def _check_tables(value: Any, kind: Any, place: str) -> None:
     known, file = settings_of(get_args(kind)[0]), place.partition(" = ")[0]
     for i, table in enumerate(value):
         if not isinstance(table, dict):
-            raise SettingError(f"{file}[{i}] = {shown(table)}: need a table")
+            raise SettingError(f"{file}[{i}] = {shown(table)}: must be a table", setting=name, seen=table)
         for key, one in table.items():
             if key not in known:
-                raise SettingError(f"{file}[{i}]: key {key} is not known{nearest_key(key, known)}")
-            checked(one, known[key].kind, f"{file}[{i}].{key} = {shown(one)}")
+                text = f"{file}[{i}]: key {key} is not known{nearest_key(key, known)}"
+                raise SettingError(text, setting=name, seen=table)
+            checked(one, known[key].kind, f"{file}[{i}].{key} = {shown(one)}", f"{name}[{i}].{key}")
         for key, setting in known.items():
             if setting.default is ... and key not in table:
-                raise SettingError(f"{file}[{i}]: key {key} is missing; need {_need(setting.kind)}")
+                text = f"{file}[{i}]: key {key} is missing; must be {_need(setting.kind)}"
+                raise SettingError(text, setting=f"{name}[{i}].{key}")
 
 
 def _with_limits(kind: Any) -> Any:
@@ -171,5 +173,5 @@ def shown(value: Any) -> str:
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str:
-    """What to say of a key that is not known."""
-    return keyword_hint("", key.replace("-", "_").lower(), known, f"need one of {', '.join(known)}")
+    """Suffix of a message about an unknown key."""
+    return keyword_hint("", key.replace("-", "_").lower(), known, f"keys: {', '.join(known)}")

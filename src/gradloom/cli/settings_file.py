@@ -68,20 +68,20 @@ def parse_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
     if len(text) > _LONGEST:
-        raise FileError(f"{path}: is longer than {_LONGEST} bytes; need a settings file (TOML)")
+        raise FileError(f"{path}: is longer than {_LONGEST} bytes; must be a settings file (TOML)")
     # a byte of a file's name that is no UTF-8 stays what it is, in what a run has saved
     words = text.decode(errors="surrogateescape").removeprefix("\ufeff")
     is_text = not re.search("[\ud800-\udfff]", words)
     if _MANY_DOTS.search(words):
-        raise SettingError(f"{path}: has a key of 64 dots or more; need a settings file (TOML)")
+        raise SettingError(f"{path}: has a key of 64 dots or more; must be a settings file (TOML)")
     try:
         found = tomllib.loads(words)
     except (ValueError, RecursionError) as error:  # also a number of too many digits
         if not is_text:
-            raise SettingError(f"{path}: is no text of UTF-8; need a settings file (TOML) in UTF-8") from None
-        raise SettingError(f"{path}: is no TOML: {str(error).partition(';')[0] or 'nested too deeply'}") from None
+            raise SettingError(f"{path}: is not UTF-8 text; must be a settings file (TOML) in UTF-8") from None
+        raise SettingError(f"{path}: is not TOML: {str(error).partition(';')[0] or 'nested too deeply'}") from None
     if not is_text and not isinstance(found.get("run"), dict):
-        raise SettingError(f"{path}: is no text of UTF-8; need a settings file (TOML) in UTF-8")
+        raise SettingError(f"{path}: is not UTF-8 text; must be a settings file (TOML) in UTF-8")
     return found
 
 
@@ -101,9 +101,9 @@ def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
             others = [name for name, other in _kinds.items() if key in settings_of(other)]
             have = f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
             why = have if others else nearest_key(key, known)
-            raise SettingError(f"{path}: key {key} is not known{_to(kind) if others else ''}{why}")
+            raise SettingError(f"{path}: key {key} is not known{_to(kind) if others else ''}{why}", setting=key)
     values = {
-        key: checked(_as_said(value, known[key]), known[key].kind, f"{path}: {key} = {shown(value)}")
+        key: checked(_as_said(value, known[key]), known[key].kind, f"{path}: {key} = {shown(value)}", key)
         for key, value in found.items()
     }
     return {key: value for key, value in values.items() if key in settings_of(kind)}
@@ -124,16 +124,19 @@ def _check_about(about: dict[str, Any], kind: type, path: str | os.PathLike[str]
     known = settings_of(About)
     for key, value in about.items():
         if key in settings_of(kind) and key not in known:
-            raise SettingError(f"{path}: key run.{key} is not known; {key} is a setting: need it above all tables")
+            text = f"{path}: key run.{key} is not known; move the setting {key} above all tables"
+            raise SettingError(text, setting=key)
         if key not in known:
-            raise SettingError(f"{path}: key run.{key} is not known{nearest_key(key, known)}")
-        checked(value, known[key].kind, f"{path}: run.{key} = {shown(value)}")
+            raise SettingError(f"{path}: key run.{key} is not known{nearest_key(key, known)}", setting=f"run.{key}")
+        checked(value, known[key].kind, f"{path}: run.{key} = {shown(value)}", f"run.{key}")
     if "command" not in about:
-        raise SettingError(f"{path}: key run.command is missing; [run] is the table of a saved run: need it whole")
+        raise SettingError(
+            f"{path}: key run.command is missing; [run] must be that of a saved run", setting="run.command"
+        )
     kind = _runs.get(kind, kind)
     if about["command"] in _kinds and kind in _kinds.values() and _kinds[about["command"]] is not kind:
-        need = f"need the settings of a{_to(kind).removeprefix(' to')}"
-        raise SettingError(f"{path}: run.command = {shown(about['command'])}: {need}")
+        text = f"{path}: run.command = {shown(about['command'])}: must be{_to(kind).removeprefix(' to')}"
+        raise SettingError(text, setting="run.command", seen=about["command"])
 
 
 def save(settings: Any, about: Mapping[str, Any]) -> bytes:

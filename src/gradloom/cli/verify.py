@@ -61,12 +61,12 @@ def verify(
     how much. The model and the adapter stay as they are.
     Exit code 0: all agree; 1: something differs.
     """
-    for name, value in (("rank", rank), ("context", context), ("batch-size", batch_size), ("threads", threads)):
+    for name, value in (("rank", rank), ("context", context), ("batch_size", batch_size), ("threads", threads)):
         need_whole(name, value)
     need_whole("seed", seed, 0)
     need_one_of("method", method, ("lora", "full"))
     need_one_of("optimizer", optimizer, ("adamw", "sgd"))
-    need_one_of("train-dtype", train_dtype, ("f32",))
+    need_one_of("train_dtype", train_dtype, ("f32",))
     need_one_of("precision", precision, PRECISIONS)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special

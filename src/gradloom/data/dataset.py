@@ -29,7 +29,7 @@ _SPLIT, _ORDER, _FOLDS = 1, 2, 4
 def generator(seed: int, *stream: int) -> np.random.Generator:
     """A generator that depends on nothing but the seed and the stream."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise SettingError(f"seed={seed!r} is not usable; need a whole number of at least 0")
+        raise SettingError(setting="seed", seen=seed, need="a whole number of at least 0")
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=stream))
 
 
@@ -64,7 +64,7 @@ class Dataset(KeywordHints, AttributeHints):
         if self.n == 0:
             raise DataError("data: 0 rows; need at least 1")
         if isinstance(shard_size, bool) or not isinstance(shard_size, (int, np.integer)) or shard_size < 1:
-            raise SettingError(f"shard_size={shard_size!r} is not usable; need a whole number of at least 1")
+            raise SettingError(setting="shard_size", seen=shard_size, need="a whole number of at least 1")
         self.shard_size = int(shard_size)
         self.labels = None if labels is None else _as_labels(labels, self.data.shape)
         self.weights = None if weights is None else _as_weights(weights, self.n)
@@ -135,7 +135,7 @@ class Dataset(KeywordHints, AttributeHints):
         """Permute the first `shards` shards of the current order (all of them when None); the rest stay."""
         count = self.shards if shards is None else int(shards)
         if not 0 <= count <= self.shards:
-            raise SettingError(f"shards={shards!r} is not usable; need 0..{self.shards}, the shards of this data set")
+            raise SettingError(setting="shards", seen=shards, need=f"0..{self.shards}, the shards of this data set")
         order = self._order.copy()  # who reads the old one meanwhile keeps it
         order[:count] = rng.permutation(order[:count])
         self._order = order
@@ -265,7 +265,7 @@ def split_rows(
     """(first rows, last share of the rows) of one permutation of n rows by the seed; both sides i64 and not empty.
     Errors call the share as it is `called`."""
     if not isinstance(share, (int, float, np.floating)) or not 0 <= share < 1:
-        raise SettingError(f"{called}={share!r} is not usable; need a number in [0, 1)")
+        raise SettingError(setting=called, seen=share, need="a number in [0, 1)")
     shards = -(-n // shard_size)
     order = generator(seed, stream).permutation(shards).astype(np.int64)
     last = round(shards * float(share))

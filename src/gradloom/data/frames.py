@@ -95,7 +95,7 @@ def with_encoding(preprocess: Preprocess, encoding: str | None, data: Any) -> Pr
         return preprocess
     name = encoding_of(encoding)
     if not is_text_file(data):
-        raise SettingError(f"encoding (--encoding) {encoding}: applies to .csv and other text files; leave it out")
+        raise SettingError("{encoding} requires .csv or another text file; omit it", encoding=encoding)
     return replace(preprocess, encoding=name)
 
 
@@ -128,7 +128,7 @@ def as_file(data: BinaryIO, what: str) -> Iterator[str]:
         try:
             yield path
         except GradloomError as error:
-            raise type(error)(str(error).replace(path, what)) from None
+            raise error.edited(lambda text: text.replace(path, what)) from None
 
 
 def kept_columns(path: str, names: Sequence[str], preprocess: Preprocess) -> dict[str, list[str]]:

@@ -114,20 +114,20 @@ def read_table(
     DataError for a column that is not there, SettingError for one that is named for two things.
     """
     if task not in (None, "classification", "regression"):
-        raise SettingError(f"task={task!r:.60} is not known; need classification or regression")
+        raise SettingError(setting="task", seen=task, need="classification or regression")
     words, name = missing_words(missing), UTF_8 if encoding is None else encoding_of(encoding)
     if encoding is not None and not (is_text_file(data) or is_text_file(test)):
-        raise SettingError(f"encoding (--encoding) {encoding}: applies to .csv and other text files; leave it out")
+        raise SettingError("{encoding} requires .csv or another text file; omit it", encoding=encoding)
     raw = read_raw(data, target, CellRules(missing=words, encoding=name))
     if words and not isinstance(raw.x, Columns):
-        raise SettingError(f"{raw.path}: holds arrays without columns; leave missing (--missing) out")
+        raise SettingError(f"{raw.path}: holds arrays without columns; omit {{missing}}", missing=...)
     uses = RowUses(np.zeros(len(raw.y), np.uint8), raw.array, raw.test_array)
     raw = drop_rows_without_target(raw)
     roles = Roles(drop, categorical, numeric, time, weight)
     if roles and not isinstance(raw.x, Columns):
-        raise SettingError(f"{raw.path}: holds arrays without columns; leave {roles.named()} out")
+        raise roles.refused(f"{raw.path}: holds arrays without columns")
     if test is not None and raw.test_x is not None:
-        raise SettingError(f"{raw.path}: has test rows of its own; leave test (--test) out")
+        raise SettingError(f"{raw.path}: has its own test rows; omit {{test}}", test=...)
     found = roles.of(raw.x, raw.target_index) if isinstance(raw.x, Columns) else {}
     weights = _weights(raw, found)
     if weights is not None and not weights.all():

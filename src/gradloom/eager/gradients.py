@@ -12,7 +12,6 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arguments import one_line
 from ..base.errors import GradientError, NonFiniteError, SettingError
 from ..graph.leaves import Parameter, constant, setting
 from ..graph.leaves import input as graph_input
@@ -407,4 +406,4 @@ def _check_weight(weight: Any) -> None:
     number = np.asarray(weight)
     if number.shape != () or number.dtype.kind not in "fiu" or not 0 <= float(number) < math.inf:
         need = "a finite number of at least 0, or a scalar of the tape"
-        raise SettingError(f"accumulate: weight={one_line(weight)} is not usable; need {need}")
+        raise SettingError(setting="weight", seen=weight, need=need, place="accumulate")

@@ -31,7 +31,7 @@ def checked(precision: str | None, flush: bool | None, device: str | None) -> Ta
     name = named("grad_tape", device, None)
     if name != "cpu":
         if not is_device(name):
-            raise SettingError(f"grad_tape: device={name!r} is not usable; need 'cpu', 'gpu', 'gpu:1'")
+            raise SettingError(setting="device", seen=name, need="'cpu', 'gpu', 'gpu:1'", place="grad_tape")
         check_heeded("grad_tape", [name], {"flush": flush})
         backend(name, switches())
     return TapeOptions(

@@ -45,7 +45,7 @@ class GradTape(AttributeHints):
     ) -> None:
         for name, given in (("seed", seed), ("step", step)):
             if given is not None and (not isinstance(given, (int, np.integer)) or isinstance(given, bool)):
-                raise SettingError(f"grad_tape: {name}={given!r} is not usable; need a whole number")
+                raise SettingError(setting=name, seen=given, need="a whole number", place="grad_tape")
         self._random = (None if seed is None else int(seed), None if step is None else int(step))
         self._options = checked(precision, flush, device)
         self._asked = [k for k, v in (("precision", precision), ("flush", flush), ("device", device)) if v is not None]

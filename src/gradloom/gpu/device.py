@@ -10,9 +10,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..base.arguments import one_line
 from ..base.dtypes import DType
-from ..base.errors import BackendError, DeviceLost, DeviceMemoryError
+from ..base.errors import BackendError, DeviceLost, DeviceMemoryError, one_line
 from ..base.memory import show_bytes
 from .calls import Dispatch, Limits
 from .source import CALL_BYTES, Slots, module

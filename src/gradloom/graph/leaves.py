@@ -166,7 +166,7 @@ def _check_unchanged(value: Value, target: Parameter) -> None:
 @hinted
 def parameter(data: Any, name: str = "", dtype: str | DType = "f32", trainable: bool = True) -> Parameter:
     """A trainable array, initialised with `data` (copied)."""
-    role: Role = "trained" if as_bool("parameter: trainable", trainable) else "state"
+    role: Role = "trained" if as_bool("trainable", trainable, "parameter") else "state"
     return stored_value(Stored(name, data, dtype, role))
 
 

@@ -100,7 +100,7 @@ def device(name: str | None) -> Iterator[None]:
 def device_name(who: str, name: object) -> str:
     """The name of a device in canonical form: "gpu:0" is "gpu". SettingError for an invalid name."""
     if not isinstance(name, str) or not name:
-        raise SettingError(f"{who}: device={name!r} is not usable; need a name, such as 'cpu' or 'gpu'")
+        raise SettingError(setting="device", seen=name, need="a name, such as 'cpu' or 'gpu'", place=who)
     return name.removesuffix(":0")
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arguments import one_line
-from ..base.errors import FileError
+from ..base.errors import FileError, one_line
 from ..files import open_gguf, write_gguf
 from ..files.gguf import GGUF
 from ..files.gguf_fields import field as gguf_field

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arguments import one_line
-from ..base.errors import FileError
+from ..base.errors import FileError, one_line
 from ..files import atomic_write, load_arrays, read_together, save_arrays, together
 from ..files.gguf import GGUF
 from . import families

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.arguments import as_bool, one_line, what_is
+from ..base.arguments import as_bool, what_is
 from ..base.clock import local_now
-from ..base.errors import DataError, SettingError
+from ..base.errors import DataError, SettingError, one_line
 from .chat_forms import messages_to_render
 from .special_tokens import RenderedText
 from .template_process import Chat, Source, TemplateFailure, chat_of, renderer
@@ -230,7 +230,8 @@ def check_template(source: object, where: str = "") -> None:
     """Raise SettingError for a template that is not a str, DataError for a text without any jinja2 expression."""
     if not isinstance(source, str):
         read = "; read the file: chat_template=path.read_text()" if isinstance(source, os.PathLike) else ""
-        raise SettingError(f"{where}chat_template is {what_is(source)}; it must be the text of a jinja2 template{read}")
+        text = f"{where}{{chat_template}} is {what_is(source)}; must be the text of a jinja2 template{read}"
+        raise SettingError(text, setting="chat_template")
     if "{{" not in source and "{%" not in source:
         raise DataError(
             f"{where}chat template {one_line(source)} has neither {{{{ nor {{%; it must be the text of a jinja2"

@@ -56,7 +56,7 @@ class Conversation:
         self.model = model_of(model, "Conversation")
         context = self.model.config.context_length
         if not isinstance(max_tokens, (int, np.integer)) or isinstance(max_tokens, bool) or max_tokens < 1:
-            raise SettingError(f"max_tokens={max_tokens!r} is not usable; need a whole number of at least 1")
+            raise SettingError(setting="max_tokens", seen=max_tokens, need="a whole number of at least 1")
         self.max_tokens, self.how = min(int(max_tokens), context // 2), Sampling(temperature, top_k, top_p, seed)
         tokenizer = self.model.tokenizer
         self._adapter, self._options = adapter_of(adapter, self.model, "Conversation"), options

@@ -139,7 +139,7 @@ def read_samples(
         keys = prompt_keys(prompt_key)
         for name in ("text_key", "completion_key", "messages_key", "separator"):
             if not isinstance(given[name], str | None):
-                raise SettingError(f"{name}={given[name]!r:.60} is not usable; need a text")
+                raise SettingError(setting=name, seen=given[name], need="a text")
         reader = JsonLines(
             JsonRows(shown if rows is None else rows), tokenizer, "\n" if separator is None else separator, as_chat,
             bool(train_on_all), special, chat_template, adapter_template, skip_bad_lines, asked,

@@ -14,20 +14,17 @@ OF_TEXTS = _OF_LINES | {"text_key", "special"}
 OF_PAIRS = _OF_LINES | {"prompt_key", "completion_key", "separator", "train_on_all", "special"}
 OF_CHATS = _OF_LINES | {"messages_key", "chat_template", "train_on_all", "special"}
 OF_PAIRS_AS_CHATS = _OF_LINES | {"prompt_key", "completion_key", "as_chat", "chat_template", "train_on_all", "special"}
-# option -> (how it is written in Python and as an option of a command, what it needs)
-_NEEDS = {
-    "as_chat": ("as_chat (--as-chat)", "prompts and completions"),
-    "chat_template": (
-        "chat_template (--chat-template)",
-        "messages, or prompts and completions with as_chat (--as-chat)",
-    ),
-    "text_key": ("text_key (--text-key)", "a .jsonl of texts"),
-    "prompt_key": ("prompt_key (--prompt-key)", "prompts and completions"),
-    "completion_key": ("completion_key (--completion-key)", "prompts and completions"),
-    "messages_key": ("messages_key (--messages-key)", "a .jsonl of messages"),
-    "separator": ("separator", "prompts and completions that are no chats"),
-    "train_on_all": ("train_on_all=False (--loss-on assistant)", "completions or chats: of a text all tokens count"),
-    "skip_bad_lines": ("skip_bad_lines (--skip-bad-lines)", "a .jsonl"),
+# option -> the data that it requires
+_REQUIRES = {
+    "as_chat": "prompts and completions",
+    "chat_template": "messages, or prompts and completions with {as_chat}",
+    "text_key": "a .jsonl of texts",
+    "prompt_key": "prompts and completions",
+    "completion_key": "prompts and completions",
+    "messages_key": "a .jsonl of messages",
+    "separator": "prompts and completions that are not chats",
+    "train_on_all": "completions or chats: all tokens of a text count",
+    "skip_bad_lines": "a .jsonl",
 }
 
 
@@ -39,12 +36,13 @@ def prompt_keys(given: object) -> list[str] | None:
     usable = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
     keys = [name for name in names if name] if usable else []
     if not keys:
-        raise SettingError(f"prompt_key={given!r:.60} (--prompt-key) is not usable; need a key, or several, as a,b")
+        raise SettingError(setting="prompt_key", seen=given, need="a key, or several, such as a,b")
     return keys
 
 
 def check_heeded(where: str, what: str, asked: set[str], heeded: set[str]) -> None:
-    """DataError for the first option that was given and that such data do not heed."""
-    for name, (shown, need) in _NEEDS.items():
+    """DataError for the first given option that has no effect on such data."""
+    for name, need in _REQUIRES.items():
         if name in asked - heeded:
-            raise DataError(f"{where}: {what}, {shown} needs {need}")
+            seen = False if name == "train_on_all" else ...
+            raise DataError(f"{where}: {what}; {{{name}}} requires {need}", {name: seen, "as_chat": ...})

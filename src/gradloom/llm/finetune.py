@@ -124,7 +124,7 @@ class Run(Tuning):
         with contextlib.ExitStack() as stack:
             with agreed(ranks):
                 if options.get("backend") == "numpy":  # computes without a plan
-                    raise SettingError("finetune: device='numpy' is not usable; need 'cpu', 'gpu' or 'gpu:1'")
+                    raise SettingError(setting="device", seen="numpy", need="'cpu', 'gpu' or 'gpu:1'", place="finetune")
                 check_layers("finetune", use.gpu_layers, use.gpu_memory, **options)
                 self.saver = saver_of("finetune", ranks, use)
                 if self.saver is not None:
@@ -133,7 +133,8 @@ class Run(Tuning):
                 self.saver.share()
             with agreed(ranks):
                 if use.continue_from is None and as_bool("keep_optimizer", use.keep_optimizer):
-                    raise SettingError("keep_optimizer without continue_from; need the folder of the earlier run")
+                    text = "{keep_optimizer} requires {continue_from}, the folder of the earlier run"
+                    raise SettingError(text, keep_optimizer=True, continue_from=...)
                 self.earlier = None if use.continue_from is None else EarlierRun(use.continue_from, use.keep_optimizer)
                 loaded = model_of(model, "finetune")
                 given = adapter_of(adapter, loaded, "finetune")
@@ -162,8 +163,8 @@ class Run(Tuning):
                 self.dataset = Dataset(both, rows.labels)
                 self.dataset.records = records_of(loaded, rows)
                 if not len(self.val_rows) and use.eval_every != "1epoch":
-                    seen = f"eval_every={use.eval_every!r} without rows for validation"
-                    raise SettingError(f"finetune: {seen}; need val_split (--val-split) above 0")
+                    text = "{eval_every} requires validation rows: {val_split} above 0"
+                    raise SettingError(text, eval_every=use.eval_every, val_split=..., place="finetune")
                 logs = log_of(self.saver, use.log, use.log_every, self.context)
                 for each in logs:
                     stack.callback(each.close)
@@ -371,8 +372,9 @@ def _early_stopping(use: FinetuneOptions, val_rows: int) -> list[Callback]:
     if patience is None and not keep_best:
         return []
     if not val_rows:
-        asked = "keep_best=True" if patience is None else f"patience={patience!r}"
-        raise SettingError(f"finetune: {asked} without rows for validation; need val_split (--val-split) above 0")
+        name, value = ("keep_best", True) if patience is None else ("patience", patience)
+        text = f"{{{name}}} requires validation rows: {{val_split}} above 0"
+        raise SettingError(text, {name: value, "val_split": ...}, place="finetune")
     patience = sys.maxsize if patience is None else as_whole("patience", patience, 1)
     return [EarlyStopping(patience, restore_best=keep_best, monitor="val_loss")]
 

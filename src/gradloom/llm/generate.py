@@ -19,8 +19,8 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arguments import one_line, what_is
-from ..base.errors import DataError, SettingError
+from ..base.arguments import what_is
+from ..base.errors import DataError, SettingError, one_line
 from ..base.habits import hinted
 from ..base.locks import Claim
 from ..base.memory import need_memory, show_bytes
@@ -309,7 +309,7 @@ def complete(
 def check_length(model: Model, ids: np.ndarray, max_tokens: int) -> None:
     """Raise SettingError for an invalid max_tokens, DataError if prompt and max_tokens exceed the context."""
     if not isinstance(max_tokens, (int, np.integer)) or isinstance(max_tokens, bool) or max_tokens < 1:
-        raise SettingError(f"max_tokens={max_tokens!r} is not usable; need a whole number of at least 1")
+        raise SettingError(setting="max_tokens", seen=max_tokens, need="a whole number of at least 1")
     limit = model.config.context_length
     if len(ids) + max_tokens > limit:
         room = f"a prompt of at most {limit - max_tokens}" if max_tokens < limit else "less of both"
@@ -399,7 +399,7 @@ class _Text:
 
     def __init__(self, decoder: Any, stops: Sequence[str], stream: Callable[[str], Any] | None) -> None:
         if not isinstance(stops, Collection) or any(not isinstance(s, str) or not s for s in stops):
-            raise SettingError(f"stop={stops!r} is not usable; need texts that are not empty")
+            raise SettingError(setting="stop", seen=stops, need="texts that are not empty")
         self.decoder, self.stops, self.stream = decoder, tuple(stops), stream
         self.text = ""  # streamed so far
         self._held = ""  # may be the beginning of a stop text

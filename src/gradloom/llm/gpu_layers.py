@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, final
 
-from ..base.arguments import one_line
 from ..base.errors import SettingError
 from ..base.memory import as_bytes, show_bytes
 from ..base.settings import switches
@@ -81,26 +80,23 @@ def check_layers(
 ) -> tuple[str, int | None]:
     """(the GPU, the memory budget of the blocks in bytes). Raises SettingError for invalid settings, before a file is
     read. options: of gl.compile."""
-    budget = None if gpu_memory is None else as_bytes(f"{who}: gpu_memory", gpu_memory)
+    budget = None if gpu_memory is None else as_bytes("gpu_memory", gpu_memory, who)
     if gpu_layers is None:
         if gpu_memory is not None:
-            raise SettingError(f"{who}: gpu_memory without gpu_layers; need both (--gpu-layers), or none of them")
+            raise SettingError("{gpu_memory} requires {gpu_layers}", gpu_memory=gpu_memory, gpu_layers=..., place=who)
         return "cpu", None
     if options.get("devices") is not None:
-        raise SettingError(f"{who}: gpu_layers and devices both say where to compute; need one of them")
+        raise SettingError("{gpu_layers} and {devices} are mutually exclusive", gpu_layers=..., devices=..., place=who)
     (gpu,) = device_names(who, options.get("device"), options.get("backend"), None) or ["gpu"]
     gpu = device_name(who, gpu)
     if gpu != "cpu" and not is_device(gpu):
-        raise SettingError(f"{who}: gpu_layers={gpu_layers!r} with device={gpu!r}; need device='gpu', 'gpu:1' or 'cpu'")
+        text = "{gpu_layers} cannot be combined with {device}; use 'gpu', 'gpu:1' or 'cpu'"
+        raise SettingError(text, gpu_layers=gpu_layers, device=gpu, place=who)
     if not (gpu_layers == AUTO or _is_count(gpu_layers)):
-        raise SettingError(
-            f"{who}: gpu_layers={one_line(gpu_layers)} is not usable; need a number of blocks, or 'auto'"
-        )
+        raise SettingError(setting="gpu_layers", seen=gpu_layers, need="a number of blocks, or 'auto'", place=who)
     if gpu_layers == AUTO and budget is None and gpu != "cpu":
-        raise SettingError(
-            f"{who}: gpu_layers='auto' without gpu_memory; adapters do not tell their memory: need gpu_memory, "
-            "such as '4GiB' (--gpu-memory 4GiB)"
-        )
+        text = "{gpu_layers} requires {gpu_memory}, such as 4GiB: WebGPU does not report GPU memory"
+        raise SettingError(text, gpu_layers=AUTO, gpu_memory=..., place=who)
     return gpu, budget
 
 
@@ -147,10 +143,11 @@ def layers_for(
     else:
         count = min(int(gpu_layers), blocks)
         if count and budget is not None and (need := held(count, False)) > budget:
-            raise SettingError(
-                f"{who}: {count} of {blocks} blocks need {show_bytes(need)} on {gpu}; gpu_memory allows "
-                f"{show_bytes(budget)}: need fewer gpu_layers, 'auto', or more gpu_memory"
+            text = (
+                f"{{gpu_layers}}: {count} of {blocks} blocks take {show_bytes(need)} on {gpu}, and {{gpu_memory}} "
+                f"allows {show_bytes(budget)}; use fewer layers, auto, or more memory"
             )
+            raise SettingError(text, gpu_layers=gpu_layers, gpu_memory=..., place=who)
         if count < int(gpu_layers):
             warning = f"gpu_layers={gpu_layers}: the model has {blocks} blocks, and all of them are on {gpu}"
     if warning and warn:

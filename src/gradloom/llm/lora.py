@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arguments import as_bool, as_share, as_whole, f32_hint, in_f32, need_path, one_line
+from ..base.arguments import as_bool, as_share, as_whole, f32_hint, in_f32, need_path
 from ..base.errors import DTypeError, FileError, SettingError
 from ..base.habits import AttributeHints, KeywordHints
 from ..data.dataset import generator
@@ -47,7 +47,7 @@ def choose_tensors(names: Sequence[str], wanted: Sequence[str], everything: Sequ
     if isinstance(wanted, str):
         wanted = [part.strip() for part in wanted.split(",") if part.strip()]
     if not wanted:
-        raise SettingError(f"{what}: none given; need at least one tensor, or 'all'")
+        raise SettingError(setting=what, seen=wanted, need="at least one tensor, or 'all'")
     chosen: set[str] = set()
     for target in wanted:
         if target in ("all", "all-linear"):
@@ -60,7 +60,8 @@ def choose_tensors(names: Sequence[str], wanted: Sequence[str], everything: Sequ
             near = difflib.get_close_matches(target, known, 1, 0.4)
             hint = f"; did you mean {near[0]}?" if near else ""
             short = ", ".join(dict.fromkeys(_forms(n)[-1] for n in names))
-            raise SettingError(f"{what}: {target!r} matches no tensor that can be trained; need some of {short}{hint}")
+            text = f"{{{what}}}: {target!r} matches no tensor that can be trained; use some of {short}{hint}"
+            raise SettingError(text, setting=what)
         chosen.update(matches)
     return [n for n in names if n in chosen]
 
@@ -107,16 +108,16 @@ class LoRA(KeywordHints, AttributeHints):
         rslora: bool = False,
         seed: int = 0,
     ) -> None:
-        rank = as_whole("LoRA: rank", rank, 1)
+        rank = as_whole("rank", rank, 1, "LoRA")
         if rank >= 1 << 31:
-            raise SettingError(f"LoRA: rank={one_line(rank)} is not usable; need one below 2^31")
+            raise SettingError(setting="rank", seen=rank, need="a whole number below 2^31", place="LoRA")
         alpha = 2.0 * rank if alpha is None else alpha
         if not isinstance(alpha, (int, float, np.number)) or not 0 < in_f32(alpha) < math.inf:
-            raise SettingError(f"LoRA: alpha={one_line(alpha)} is not usable; need a positive number{f32_hint(alpha)}")
-        dropout = as_share("LoRA: dropout", dropout)
+            raise SettingError(setting="alpha", seen=alpha, need=f"a positive number{f32_hint(alpha)}", place="LoRA")
+        dropout = as_share("dropout", dropout, "LoRA")
         generator(seed)  # refuses what is no seed
         self.rank, self.alpha, self.dropout, self.seed = int(rank), float(alpha), dropout, int(seed)
-        self.rslora = as_bool("LoRA: rslora", rslora)
+        self.rslora = as_bool("rslora", rslora, "LoRA")
         self.targets = targets
         self.architecture = ""
         self.chat_template: str | None = None
@@ -158,7 +159,7 @@ class LoRA(KeywordHints, AttributeHints):
 
         model = self._model if model is None else model
         if model is None:
-            raise SettingError("LoRA.save: the adapter has no arrays yet; need one that was trained")
+            raise SettingError("LoRA.save: the adapter has no arrays yet; train it, or bind it to a model")
         self.bind(model)
         arrays = copies(p.stored for pair in zip(self.a.values(), self.b.values(), strict=True) for p in pair)
         pairs = dict(zip(self.a, zip(arrays[::2], arrays[1::2], strict=True), strict=True))
@@ -301,7 +302,7 @@ class TrainedTensors:
 
     def __init__(self, tensors: str | Sequence[str] = "all", train_dtype: str | None = None) -> None:
         if train_dtype not in (None, "f32"):
-            raise SettingError(f"train_dtype={train_dtype!r} is not usable; need f32")
+            raise SettingError(setting="train_dtype", seen=train_dtype, need="f32")
         self.tensors, self.train_dtype = tensors, train_dtype
         self.chat_template: str | None = None
         self.arrays: dict[str, Parameter] = {}
@@ -331,7 +332,7 @@ class TrainedTensors:
             if self._model is model:
                 return
             if self._model is not None:
-                raise SettingError(f"trained tensors: belong to {self._model.path}; need that model")
+                raise SettingError(f"trained tensors belong to {self._model.path}; use that model")
             for name in self.choose(model):
                 self.arrays[name] = stored_value(_copied(model, name))
             self._model = model
@@ -347,9 +348,9 @@ class TrainedTensors:
         from .adapter_arrays import CHAT_TEMPLATE
 
         if self._model is None:
-            raise SettingError("TrainedTensors.save: nothing has been trained; need a model to be bound to")
+            raise SettingError("TrainedTensors.save: there are no trained tensors yet; bind them to a model")
         if Path(path).suffix != ".gguf":
-            raise SettingError(f"{path}: a model is written as FILE.gguf; need that ending")
+            raise SettingError(f"{path}: the file of a model must be named FILE.gguf")
         file = self._model.file
         file.check()
         refuse_input(path, self._model.path)
@@ -400,7 +401,7 @@ def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:
     if target.suffix == "" or target.name == PEFT_WEIGHTS:
         folder = target.parent if target.suffix else target
         return [folder / PEFT_WEIGHTS, folder / PEFT_CONFIG]
-    raise SettingError(f"{path}: need FILE.gguf (an adapter as llama.cpp loads it) or a folder (as PEFT does)")
+    raise SettingError(f"{path}: must be FILE.gguf (an adapter for llama.cpp) or a folder (for PEFT)")
 
 
 def block_linears(model: Model) -> list[str]:

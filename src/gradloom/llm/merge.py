@@ -76,7 +76,7 @@ def merge(
     need_path(adapter_path, "merge", "adapter_path", "a path: that of a saved adapter (LoRA.save)")
     need_path(out_path, "merge", "out_path", "a path: that of the GGUF file to write")
     if kind is not None and kind not in FILE_TYPES:
-        raise SettingError(f"merge: type {kind!r} is not one that can be written; need one of {' '.join(FILE_TYPES)}")
+        raise SettingError(setting="type", seen=kind, need=f"one of {' '.join(FILE_TYPES)}", place="merge")
     read = [model_path, *files_given(adapter_path)]
     refuse_input(out_path, *read)
     if Path(out_path).suffix != ".gguf":

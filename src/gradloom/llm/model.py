@@ -13,8 +13,8 @@ import numpy as np
 from .. import ops
 from ..base import dtypes
 from ..base.aligned import aligned_empty
-from ..base.arguments import need_path, one_line, what_is
-from ..base.errors import FileError, SettingError, ShapeError
+from ..base.arguments import need_path, what_is
+from ..base.errors import FileError, SettingError, ShapeError, one_line
 from ..base.habits import AttributeHints, hinted
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches

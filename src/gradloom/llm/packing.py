@@ -43,11 +43,11 @@ def pack(samples: Samples, context: int, packing: bool = True) -> TokenData:
     """
     if not isinstance(samples, Samples):
         raise SettingError(f"pack: samples is a {type(samples).__name__}; need Samples (gl.llm.read_samples)")
-    packing = as_bool("pack: packing", packing)
+    packing = as_bool("packing", packing, "pack")
     if samples.stream and not packing:
         raise SettingError("pack: packing=False with one long text, whose windows hold nothing else; leave it out")
     if isinstance(context, bool) or not isinstance(context, (int, np.integer)) or context < 1:
-        raise SettingError(f"context={context!r} is not usable; need a whole number of at least 1")
+        raise SettingError(setting="context", seen=context, need="a whole number of at least 1")
     return _windows(samples, int(context)) if samples.stream else _packed(samples, int(context), packing)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base import memory
-from ..base.arguments import as_whole, one_line
+from ..base.arguments import as_whole
 from ..base.errors import SettingError
 from ..base.finetune_options import PlacingOptions, TuneOptions
 from ..base.memory import Memory, need_memory, show_bytes
@@ -251,11 +251,12 @@ def plan(
     else:
         for name, given in {"val": val, "eval_rows": eval_rows, **(data_options or {})}.items():
             if given is not None:
-                raise SettingError(f"plan: {name}={one_line(given)} without data; need the data of the run")
+                text = f"{{{name}}} requires {{data}}, that of the run"
+                raise SettingError(text, {name: given, "data": ...}, place="plan")
         sizes = 2 * asked.batch_size - 1, 0, 0, _context(asked, model)  # a batch, and one that is not full
         if not addressable((sizes[0], 2, sizes[3]), 4):
-            seen = f"batch_size={asked.batch_size} is not usable with {sizes[3]} tokens per row"
-            raise SettingError(f"{seen}; need fewer than 2^63 bytes")
+            text = f"{{batch_size}}: rows of {sizes[3]} tokens take 2^63 bytes or more; use a smaller one"
+            raise SettingError(text, batch_size=asked.batch_size)
     job = Job(model, trained, asked, *sizes, ranks, exchange, None, options)
     if data is None:
         validated = 0 if asked.val_split == 0 else 2 * job.micro_batch_size - 1
@@ -281,7 +282,7 @@ def _context(asked: Settings, model: Model) -> int:
     limit, context = model.config.context_length, asked.context
     length = min(CONTEXT, limit) if context is None else context
     if not isinstance(length, (int, np.integer)) or not 2 <= length <= limit:
-        raise SettingError(f"context={context!r} is not usable; need 2 to {limit}, the model's context")
+        raise SettingError(setting="context", seen=context, need=f"2 to {limit}, the model's context")
     return int(length)
 
 
@@ -289,9 +290,8 @@ def sizes_of(rows: Rows, eval_rows: int | None) -> tuple[int, int, int, int]:
     """rows, val_rows, held and context of a Job on these rows."""
     most = len(rows.val) if eval_rows is None else as_whole("eval_rows", eval_rows, 1)
     if eval_rows is not None and not len(rows.val):
-        raise SettingError(
-            f"finetune: eval_rows={eval_rows!r} without rows for validation; need val_split (--val-split) above 0"
-        )
+        text = "{eval_rows} requires validation rows: {val_split} above 0"
+        raise SettingError(text, eval_rows=eval_rows, val_split=..., place="finetune")
     return len(rows.train), min(len(rows.val), most), len(rows.train) + len(rows.val), int(rows.tokens.shape[1])
 
 
@@ -302,7 +302,7 @@ def planned(job: Job) -> Tuning:
     options = dict(job.options)
     for name in options.get("devices", (options.get("backend", "cpu"),)):
         if name != "cpu" and not is_device(name):
-            raise SettingError(f"plan: device={name!r} is not usable; need 'cpu', 'gpu' or 'gpu:1'")
+            raise SettingError(setting="device", seen=name, need="'cpu', 'gpu' or 'gpu:1'", place="plan")
     several = tuple(PLANNED + name for name in options.get("devices", ()))
     options |= {"devices": several} if several else {"backend": PLANNED + options.get("backend", "cpu")}
     tuning = Tuning(replace(job, settings=settings, options=options, layers=job.layers and job.layers.planned()))

@@ -64,10 +64,12 @@ def read_rows(
     """
     limit = model.config.context_length
     if context is not None and not 2 <= context <= limit:
-        raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
+        raise SettingError(setting="context", seen=context, need=f"2 to {limit}, the model's context")
     is_read = isinstance(data, (str, os.PathLike)) or is_samples(data)  # rather than packed by the caller
     if val is not None and not is_read:
-        raise SettingError(f"val={_shown(val)} beside rows of tokens; need val_split, or the path of the data")
+        raise SettingError(
+            "{val} requires data to tokenize, not rows of tokens; use {val_split}", val=val, val_split=...
+        )
     if isinstance(data, Rows):
         return data
     need = 12 * (context or 0)
@@ -82,7 +84,9 @@ def read_rows(
             files = data_files(data)
             train, val = files.train, files.valid if val is None else val
         if val is not None and val_split is not None:
-            raise SettingError(f"val_split={val_split} (--val-split) beside {_shown(val)}; need one of them")
+            raise SettingError(
+                f"{{val_split}} cannot be combined with {_shown(val)}; use one of them", val_split=val_split
+            )
         options["adapter_template"] = getattr(adapter, "chat_template", None)
         samples = read_samples(train, model.tokenizer, **options)
         length = context or min(CONTEXT, limit)
@@ -119,11 +123,10 @@ def check_rows(data: Any, context: int | None, options: Mapping[str, Any]) -> No
         seen = ", ".join(f"{a.dtype}{list(a.shape)}" for a in arrays)
         raise DataError(f"data: tokens, positions and labels are {seen}; need three of i32 [rows, context]")
     if context is not None and context != tokens.shape[1]:
-        raise SettingError(f"context={context} beside rows of {tokens.shape[1]} tokens; need it where they are packed")
+        raise SettingError(f"{{context}}: the rows are packed already, to {tokens.shape[1]} tokens", context=context)
     if options:
-        raise SettingError(
-            f"data_options: {', '.join(options)} beside rows of tokens; they belong to the path of a file"
-        )
+        text = f"{{data_options}}: {', '.join(options)} cannot be combined with rows of tokens; leave it out"
+        raise SettingError(text, data_options=...)
 
 
 def _joined(train: TokenData, val: TokenData) -> Rows:
@@ -143,7 +146,7 @@ def _checked(model: Model, rows: Rows) -> Rows:
     """The rows. Raises DataError or SettingError if this model cannot be trained on them."""
     limit, vocabulary, length = model.config.context_length, model.config.vocab_size, rows.tokens.shape[1]
     if length > limit:
-        raise SettingError(f"data: rows of {length} tokens; the model's context is {limit}")
+        raise SettingError(f"{{data}}: rows of {length} tokens; must be at most {limit}, the model's context", data=...)
     for name, ids in (("token", rows.tokens), ("label", rows.labels)):
         bad = (ids >= vocabulary) | ((ids < 0) if name == "token" else (ids < 0) & (ids != IGNORED))
         if bad.any():

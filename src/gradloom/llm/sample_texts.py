@@ -67,7 +67,7 @@ class TextSampler:
             for ids in self._ids:
                 check_length(model, ids, tokens)
         except DataError as error:
-            raise DataError(f"sample_prompt: {error}") from None
+            raise DataError(f"{{sample_prompt}}: {error}", setting="sample_prompt") from None
         self.generator = Generator(model, adapter, max(map(len, self._ids)) + tokens, layers, **options)
 
     def prepare(self) -> None:
@@ -163,5 +163,5 @@ def prompts_of(given: Any) -> tuple[str, ...]:
     if prompts == ():
         return prompts
     if not isinstance(prompts, (list, tuple)) or not prompts or not all(isinstance(text, str) for text in prompts):
-        raise SettingError(f"finetune: sample_prompt={given!r} is not usable; need a text, or a list of texts")
+        raise SettingError(setting="sample_prompt", seen=given, need="a text, or a list of texts", place="finetune")
     return tuple(prompts)

@@ -36,18 +36,16 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not _number(self.temperature) or not 0 <= self.temperature < math.inf:
-            raise SettingError(f"temperature={self.temperature!r} is not usable; need a finite number of at least 0")
+            raise SettingError(setting="temperature", seen=self.temperature, need="a finite number of at least 0")
         if self.top_k is not None and (not _whole(self.top_k) or self.top_k < 0):
-            raise SettingError(f"top_k={self.top_k!r} is not usable; need a whole number of at least 0 (0: all tokens)")
+            raise SettingError(setting="top_k", seen=self.top_k, need="a whole number of at least 0 (0: all tokens)")
         if self.top_p is not None and (not _number(self.top_p) or not 0 < self.top_p <= 1):
-            raise SettingError(f"top_p={self.top_p!r} is not usable; need a number above 0 and up to 1 (1: all tokens)")
+            raise SettingError(setting="top_p", seen=self.top_p, need="a number above 0 and up to 1 (1: all tokens)")
         if not _whole(self.seed):
-            raise SettingError(f"seed={self.seed!r} is not usable; need a whole number")
+            raise SettingError(setting="seed", seen=self.seed, need="a whole number")
         for name, value in (("top_k", self.top_k), ("top_p", self.top_p)):
             if self.temperature == 0 and value is not None:
-                raise SettingError(
-                    f"{name}={value} with temperature=0, which always takes the likeliest token; need one of them"
-                )
+                raise SettingError(f"{{{name}}} requires {{temperature}} > 0", {name: value, "temperature": ...})
 
 
 def _whole(value: object) -> bool:

@@ -57,36 +57,37 @@ class Settings(TuneOptions):
         if isinstance(self.optimizer, str):
             optimizer_named(self.optimizer)
         elif self.optimizer is not None and unheeded:
-            raise SettingError(
-                f"finetune: {', '.join(unheeded)} beside an optimizer, which has its own; need one of them"
-            )
+            text = f"{{{unheeded[0]}}} and {{optimizer}} are mutually exclusive: the optimizer has its own settings"
+            raise SettingError(text, {unheeded[0]: getattr(self, unheeded[0]), "optimizer": ...}, place="finetune")
         for name, default in (("schedule", FINETUNE_SCHEDULE), ("warmup", FINETUNE_WARMUP)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         _check_one_of("schedule", self.schedule, SCHEDULES)
         if self.lr is not None:
-            _check_number("lr", self.lr, 0.0, math.inf)
-        _check_number("warmup", self.warmup, 0.0, 1.0)
+            _check_number("lr", self.lr, math.inf)
+        _check_number("warmup", self.warmup, 1.0)
         if self.val_split is not None:
             as_share("val_split", self.val_split)
         check_batch(self.batch_size)
         if self.micro_batch_size is not None:
             check_batch(self.micro_batch_size, self.batch_size, "micro_batch_size")
         if self.epochs is not None and self.steps is not None:
-            raise SettingError("finetune: both epochs and steps are given; need one of them")
+            both = {"epochs": self.epochs, "steps": self.steps}
+            raise SettingError("{epochs} and {steps} are mutually exclusive", both, place="finetune")
         for name, count in (("epochs", self.epochs), ("steps", self.steps)):
             if count is not None:
-                as_whole(f"finetune: {name}", count, 1)
+                as_whole(name, count, 1, "finetune")
         object.__setattr__(self, "seed", as_whole("seed", self.seed, 0))
         sampling: dict[str, Any] = {"sample_every": EVERY, "sample_tokens": TOKENS, "sample_temperature": 0.0}
         given = [name for name in sampling if getattr(self, name) is not None]
         if self.sample_prompt is None and given:
-            raise SettingError(f"finetune: {', '.join(given)} without sample_prompt; need a prompt, or none of them")
+            text = f"{{{given[0]}}} requires {{sample_prompt}}"
+            raise SettingError(text, {given[0]: getattr(self, given[0]), "sample_prompt": ...}, place="finetune")
         object.__setattr__(self, "sample_prompt", prompts_of(self.sample_prompt))
         for name, default in sampling.items():
             if name not in given:
                 object.__setattr__(self, name, default)
-        as_interval("finetune: sample_every", self.sample_every, "steps", "epochs")
+        as_interval("sample_every", self.sample_every, "steps", "epochs", place="finetune")
 
     def settled(self, adapter: Adapter) -> Settings:
         """With the default rate of what is trained."""
@@ -115,17 +116,21 @@ class Settings(TuneOptions):
 
     def adapter(self, given: Adapter | None) -> Adapter:
         """What is trained: the adapter that was given, or one for the method. What either would not heed is refused."""
+        own = [name for name in ("train_dtype", "tensors") if getattr(self, name) is not None]
         if given is not None:
             if self.method is not None and (self.method == "lora") != isinstance(given, LoRA):
                 kind = "a LoRA" if isinstance(given, LoRA) else type(given).__name__
-                raise SettingError(f"finetune: method={self.method!r} with {kind}; need one of them")
-            if self.train_dtype is not None or self.tensors is not None:
-                raise SettingError("finetune: tensors and train_dtype are settings of the adapter; need them there")
+                text = f"{{method}} cannot be combined with {kind} as {{adapter}}; use one of them"
+                raise SettingError(text, method=self.method, adapter=..., place="finetune")
+            for name in own:
+                text = f"{{{name}}} cannot be combined with {{adapter}}; use a setting of the adapter"
+                raise SettingError(text, {name: getattr(self, name), "adapter": ...}, place="finetune")
             return given
         if self.method == "full":
             return TrainedTensors("all" if self.tensors is None else self.tensors, self.train_dtype)
-        if self.train_dtype is not None or self.tensors is not None:
-            raise SettingError("finetune: tensors and train_dtype belong to method='full'; LoRA has targets of its own")
+        for name in own:
+            text = f"{{{name}}} requires method='full'; LoRA has its own targets"
+            raise SettingError(text, {name: getattr(self, name)}, place="finetune")
         return LoRA(seed=self.seed)
 
 
@@ -204,9 +209,10 @@ class Tuning:
         self.optimizer = self._optimizer()
         adapter.bind(model)
         if not self.trained():
-            raise SettingError(f"finetune: freeze={settings.freeze!r} leaves nothing to train; need fewer patterns")
+            text = "{freeze} leaves nothing to train; use fewer patterns"
+            raise SettingError(text, freeze=settings.freeze, place="finetune")
         self.sampler = settings.sampler(model, adapter, layers=layers, **options)
-        every = as_interval("finetune: sample_every", settings.sample_every, "steps", "epochs")
+        every = as_interval("sample_every", settings.sample_every, "steps", "epochs", place="finetune")
         self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
         self.trainer = Trainer(
             _Tuned(model, adapter, layers), self._loss, self.optimizer,
@@ -280,12 +286,13 @@ class _Tuned(Module):
 
 def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise SettingError(f"finetune: {name}={value!r} is not known; need one of {', '.join(known)}")
+        raise SettingError(setting=name, seen=value, need=f"one of {', '.join(known)}", place="finetune")
 
 
-def _check_number(name: str, value: Any, low: float, high: float) -> None:
-    if not isinstance(value, (int, float, np.number)) or not low <= value < high or in_f32(value) == math.inf:
-        need = f"{low:g} <= {name} < {high:g}{f32_hint(value)}"
+def _check_number(name: str, value: Any, high: float) -> None:
+    """SettingError unless 0 <= value < high, 1 or inf."""
+    if not isinstance(value, (int, float, np.number)) or not 0 <= value < high or in_f32(value) == math.inf:
+        need = f"{'a finite number of at least 0' if high == math.inf else 'at least 0 and below 1'}{f32_hint(value)}"
         if callable(value):
-            need += f"; a function of (step, epoch) belongs to an optimizer: optimizer=gl.optim.AdamW({name}=function)"
-        raise SettingError(f"finetune: {name}={value!r} is not usable; need {need}")
+            need += f"; use optimizer=gl.optim.AdamW({name}=function) for a function of (step, epoch)"
+        raise SettingError(setting=name, seen=value, need=need, place="finetune")

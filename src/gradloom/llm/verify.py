@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.arguments import as_bool, one_line
-from ..base.errors import GradloomError, NonFiniteError, SettingError
+from ..base.arguments import as_bool
+from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
 from ..base.habits import hinted
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches, switches
@@ -113,7 +113,7 @@ def verify(
             raise SettingError(f"verify: {seen}: a step is verified on one device; need device='gpu' or 'cpu'")
     chosen = switches(threads=threads, isa=isa, precision=precision, flush=flush)
     if device != "cpu" and (not isinstance(device, str) or device.partition(":")[0] not in LATE):
-        raise SettingError(f"verify: device={device!r} is not usable; need 'cpu', 'gpu' or 'gpu:1'")
+        raise SettingError(setting="device", seen=device, need="'cpu', 'gpu' or 'gpu:1'", place="verify")
     check_heeded("verify", [device], {"isa": isa, "flush": flush})
     backend(device, chosen)  # for its error, before anything is read
     model = model_of(model, "verify")

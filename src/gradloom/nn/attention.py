@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.arguments import as_bool, as_whole, one_line
+from ..base.arguments import as_bool, as_whole
 from ..base.arrays import as_array
 from ..base.dtypes import f32, u8
 from ..base.errors import DTypeError, SettingError, ShapeError
@@ -58,14 +58,14 @@ class MultiheadAttention(Module):
                 "need heads to divide features and kv_heads to divide heads"
             )
         self.features, self.heads, self.kv_heads = features, heads, kv_heads
-        self.causal, bias = as_bool("MultiheadAttention: causal", causal), as_bool("MultiheadAttention: bias", bias)
+        self.causal, bias = as_bool("causal", causal, "MultiheadAttention"), as_bool("bias", bias, "MultiheadAttention")
         if window is not None and not self.causal:
             raise SettingError(f"MultiheadAttention: window={window} without causal; need causal=True, or a mask")
-        self.window = None if window is None else as_whole("MultiheadAttention: window", window, 1)
+        self.window = None if window is None else as_whole("window", window, 1, "MultiheadAttention")
         if softcap is not None and (
             isinstance(softcap, bool) or not isinstance(softcap, Real) or not 0 < softcap < math.inf
         ):
-            raise SettingError(f"MultiheadAttention: softcap={one_line(softcap)} is not usable; need a number > 0")
+            raise SettingError(setting="softcap", seen=softcap, need="a number > 0", place="MultiheadAttention")
         self.softcap = None if softcap is None else float(softcap)
         self.depth = features // heads
         self.query = _projection(features, features, bias)

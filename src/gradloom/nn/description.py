@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arguments import one_line
 from ..base.described import Described
-from ..base.errors import DataError, GradloomError, GraphError
+from ..base.errors import DataError, GradloomError, GraphError, one_line
 from ..graph.leaves import Parameter
 from ..graph.value import describe
 from .attention import MultiheadAttention

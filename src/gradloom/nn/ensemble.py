@@ -66,7 +66,7 @@ class Periodic(Module):
         if not self.columns or any(not 0 <= c < n_in for c in self.columns):
             raise ShapeError(f"Periodic: columns={list(self.columns)!r:.60}; need positions from 0 to {n_in - 1}")
         if not 0 < self.scale < math.inf:
-            raise SettingError(f"Periodic: scale={scale!r} is not usable; need a number above 0")
+            raise SettingError(setting="scale", seen=scale, need="a number above 0", place="Periodic")
         self.members = members
         networks = members or 1
         count, bound = len(self.columns) * networks, 1 / math.sqrt(frequencies)
@@ -129,7 +129,7 @@ class Ensemble(Sequential):
     ) -> None:
         super().__init__(*layers)
         if average not in AVERAGES:
-            raise SettingError(f"Ensemble: average={average!r} is not known; must be one of {', '.join(AVERAGES)}")
+            raise SettingError(setting="average", seen=average, need=f"one of {', '.join(AVERAGES)}", place="Ensemble")
         counts = {count for one in layers if (count := _members_of(one)) is not None}
         if len(counts) != 1 or not isinstance(layers[-1], MemberLinear):
             raise ShapeError(

@@ -82,7 +82,7 @@ class Linear(Module):
         self.act = activation_function(activation)
         bound = 1 / math.sqrt(n_in)
         self.weight = self.parameter((n_out, n_in), uniform(bound))
-        self.bias = self.parameter((n_out,), uniform(bound)) if as_bool("Linear: bias", bias) else None
+        self.bias = self.parameter((n_out,), uniform(bound)) if as_bool("bias", bias, "Linear") else None
 
     def arguments(self) -> dict[str, Any]:
         n_out, n_in = self.weight.shape
@@ -119,7 +119,7 @@ class Conv2d(Module):
         self.act = activation_function(activation)
         bound = 1 / math.sqrt(channels_in * math.prod(self.kernel))
         self.weight = self.parameter((channels_out, channels_in, *self.kernel), uniform(bound))
-        self.bias = self.parameter((channels_out,), uniform(bound)) if as_bool("Conv2d: bias", bias) else None
+        self.bias = self.parameter((channels_out,), uniform(bound)) if as_bool("bias", bias, "Conv2d") else None
 
     def arguments(self) -> dict[str, Any]:
         channels_out, channels_in = self.weight.shape[:2]
@@ -243,7 +243,7 @@ class Dropout(Module):
 
     def __init__(self, rate: float = 0.5) -> None:
         super().__init__()
-        as_share("Dropout: rate", rate)
+        as_share("rate", rate, "Dropout")
         self.rate = rate
 
     def arguments(self) -> dict[str, Any]:

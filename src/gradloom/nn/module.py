@@ -101,7 +101,7 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
         self._check_made()
         if not addressable(shape, 4):
             raise ShapeError(f"{type(self).__name__}: a parameter of shape {list(shape)}; need fewer than 2^63 bytes")
-        role: Role = "trained" if as_bool("parameter: trainable", trainable) else "state"
+        role: Role = "trained" if as_bool("trainable", trainable, "parameter") else "state"
         value = stored_value(Stored.uninitialised("", shape, role))
         self._inits[value.stored] = init
         self._unassigned.add(value.stored)

@@ -23,7 +23,7 @@ def stacked(parameter: Parameter, shape: Sequence[int], members: int = 1, transp
 
         self.weight = gl.nn.stacked(self.parameter((8, 16, 16), init), (16, 16))
     """
-    shape, members = tuple(shape), as_whole("stacked: members", members, 1)
+    shape, members = tuple(shape), as_whole("members", members, 1, "stacked")
     count = parameter.shape[0] if parameter.shape else 0
     if not count or count % members or math.prod(parameter.shape[1:]) != math.prod(shape):
         raise ShapeError(

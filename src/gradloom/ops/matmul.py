@@ -219,7 +219,10 @@ def matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False)
     transpose_x, transpose_y: swap the last two axes first, without copying.
     """
     x, y = as_value(x), as_value(y)
-    transpose_x, transpose_y = as_bool("matmul: transpose_x", transpose_x), as_bool("matmul: transpose_y", transpose_y)
+    transpose_x, transpose_y = (
+        as_bool("transpose_x", transpose_x, "matmul"),
+        as_bool("transpose_y", transpose_y, "matmul"),
+    )
     rank_x, rank_y = len(x.shape), len(y.shape)
     row, column = rank_x == 1, rank_y == 1
     if row:

@@ -28,7 +28,7 @@ def check_max(name: str, bound: float) -> float:
     usable = isinstance(bound, (int, float, np.number)) and not isinstance(bound, bool) and bound > 0
     usable = usable and (0 < in_f32(bound) < math.inf or bound == math.inf)
     if not usable:
-        raise SettingError(f"{name}={bound!r} is not usable; need a number above 0{f32_hint(bound)} (inf: no clipping)")
+        raise SettingError(setting=name, seen=bound, need=f"a number above 0{f32_hint(bound)} (inf: no clipping)")
     return float(bound)
 
 

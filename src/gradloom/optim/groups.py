@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..base.arguments import nearest, one_line, what_is
+from ..base.arguments import nearest, what_is
 from ..base.errors import SettingError
 from ..base.patterns import as_patterns, matched
 from .rule import UpdateRule
@@ -44,9 +44,10 @@ class Groups:
         who = type(base).__name__
         if no_decay not in ("", "norms_and_biases"):
             need = "norms_and_biases, or groups= for others"
-            raise SettingError(f"{who}: no_decay={one_line(no_decay)} is not known; need {need}")
+            raise SettingError(setting="no_decay", seen=no_decay, need=need, place=who)
         if isinstance(groups, (str, Mapping)) or not isinstance(groups, Sequence):
-            raise SettingError(f"{who}: groups is {what_is(groups)}; need a list of dicts")
+            text = f"{{groups}} is {what_is(groups)}; must be a list of dicts"
+            raise SettingError(text, setting="groups", place=who)
         self._base, self._decays = base, not no_decay
         self._arguments = arguments
         self.stated = [self._stated(i, one) for i, one in enumerate(groups)]
@@ -54,20 +55,23 @@ class Groups:
         self.all = [*self.stated, ParameterGroup((), base, rest)]
         for i, one in enumerate(self.stated):
             if any(one.match == other.match for other in self.stated[:i]):
-                raise SettingError(f"{who}: groups[{i}]: an earlier one has these patterns; need one group for them")
+                text = f"{{groups}}[{i}]: an earlier group has the same patterns; use one group for them"
+                raise SettingError(text, setting="groups", place=who)
 
     def _stated(self, i: int, given: Any) -> ParameterGroup:
-        who = f"{type(self._base).__name__}: groups[{i}]"
+        name = type(self._base).__name__
+        who = f"{name}: groups[{i}]"
         if not isinstance(given, Mapping) or "match" not in given:
-            seen = (
-                what_is(given) if not isinstance(given, Mapping) else f"one with {', '.join(map(str, given)) or 'none'}"
-            )
-            raise SettingError(f'{who}: got {seen}; need a dict such as {{"match": "*.bias", "weight_decay": 0.0}}')
-        match = as_patterns(f"{who}: match", given["match"])
+            keys = ", ".join(map(str, given)) if isinstance(given, Mapping) else ""
+            seen = f"a dict with {keys or 'no key'}" if isinstance(given, Mapping) else what_is(given)
+            text = f'{{groups}}[{i}] is {seen}; must be a dict such as {{"match": "*.bias", "weight_decay": 0.0}}'
+            raise SettingError(text, setting="groups", place=name)
+        match = as_patterns("match", given["match"], who)
         own = {k: v for k, v in given.items() if k != "match"}
         if not match or not own:
             lacks = "pattern" if not match else "setting"
-            raise SettingError(f"{who}: it has no {lacks}; need one, such as {'*.bias' if not match else 'lr'}")
+            text = f"{{groups}}[{i}] must have a {lacks}, such as {'*.bias' if not match else 'lr'}"
+            raise SettingError(text, setting="groups", place=name)
         name = ",".join(match)
         if "optimizer" in own:
             return ParameterGroup(match, self._other(who, name, own), None)
@@ -83,15 +87,17 @@ class Groups:
         for key in own:
             if key not in known:
                 hint = nearest(key, known, f"must be one of match, optimizer, {', '.join(known)}")
-                raise SettingError(f"{who}: {key} is no setting of {type(self._base).__name__}{hint}")
+                raise SettingError(f"{who}: {key} is not a setting of {type(self._base).__name__}{hint}")
 
     def _other(self, who: str, name: str, own: Mapping[str, Any]) -> UpdateRule:
         """The rule of a group with an optimiser of its own."""
         optimizer = own["optimizer"]
         if not isinstance(optimizer, UpdateRule) or getattr(optimizer, "state", None) is not None:
-            raise SettingError(f"{who}: optimizer is {what_is(optimizer)}; need one without parameters, AdamW(lr=1e-3)")
+            text = f"{{optimizer}} is {what_is(optimizer)}; must be one without parameters, such as AdamW(lr=1e-3)"
+            raise SettingError(text, setting="optimizer", place=who)
         if len(own) > 1 or optimizer.placing:
-            raise SettingError(f"{who}: settings or groups beside an optimizer, which has its own; need one of the two")
+            text = "{optimizer} cannot be combined with other settings, or with groups of its own"
+            raise SettingError(text, setting="optimizer", place=who)
         rule = type(optimizer)(**optimizer.arguments)
         rule.take_part(self._base.settings, {s: f"{name}.{s}" for s in rule.names}, dict(optimizer.settings))
         return rule
@@ -121,22 +127,24 @@ class Groups:
         named = list(named)
         name, taken = type(self._base).__name__, set[str]()
         for i, group in enumerate(self.stated):
-            who = f"{name}: groups[{i}]"
-            matched(who, [m for m in group.match if m not in WORDS], [one for one, _ in named])
+            patterns = [m for m in group.match if m not in WORDS]
+            matched("groups", patterns, [one for one, _ in named], f"[{i}]", name)
             for word in (m for m in group.match if m in WORDS):
-                _need_match(who, word, named)
+                _need_match("groups", word, named, f"[{i}]", name)
             held = {one for one, shape in named if group.holds(one, shape)}
             if held <= taken:
-                raise SettingError(f"{who}: an earlier group has all that {group.match} matches; need another order")
+                text = f"{{groups}}[{i}]: earlier groups have all that {group.match} matches; change the order"
+                raise SettingError(text, setting="groups", place=name)
             taken |= held
         if not self._decays:
-            _need_match(f"{name}: no_decay", "norms_and_biases", named)
+            _need_match("no_decay", "norms_and_biases", named, place=name)
         if named and not any(self._reads_base(self.rule_of(*one)) for one in named):
             used = sorted({type(self.rule_of(*one)).__name__ for one in named})
-            raise SettingError(
-                f"{name}: its groups give every parameter to {', '.join(used)}, so its own settings have no effect; "
+            text = (
+                f"{{groups}} give every parameter to {', '.join(used)}, so its own settings have no effect; "
                 f"use gl.optim.{used[0]} instead, or narrower patterns"
             )
+            raise SettingError(text, setting="groups", place=name)
 
     def _reads_base(self, rule: UpdateRule) -> bool:
         """Whether a rule reads a setting that is the optimiser's own."""
@@ -149,7 +157,9 @@ class Groups:
         return [rule for g in groups for rule in (g.rule, g.undecayed) if rule is not None]
 
 
-def _need_match(who: str, word: str, named: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+def _need_match(
+    setting: str, word: str, named: Iterable[tuple[str, tuple[int, ...]]], part: str = "", place: str = ""
+) -> None:
     """SettingError unless the word matches one of these parameters."""
     if not any(WORDS[word](shape) for _, shape in named):
-        raise SettingError(f"{who}: {word!r} matches no parameter; leave it out")
+        raise SettingError(f"{{{setting}}}{part}: {word!r} matches no parameter; omit it", setting=setting, place=place)

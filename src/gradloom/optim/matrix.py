@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.arguments import as_whole, f32_hint, in_f32, one_line
+from ..base.arguments import as_whole, f32_hint, in_f32
 from ..base.errors import SettingError
 from ..graph.value import Value
 from .members import to_arrays
@@ -45,7 +45,7 @@ class Adafactor(Optimizer):
         usable = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
         if name in ("beta2_decay", "d") and not (usable and low <= value <= high and math.isfinite(in_f32(value))):
             need = f"a finite number of at {'most 0' if name == 'beta2_decay' else 'least 1'}{f32_hint(value)}"
-            raise SettingError(f"Adafactor: {name}={one_line(value)} is not usable; need {need}")
+            raise SettingError(setting=name, seen=value, need=need, place="Adafactor")
         return float(value) if name == "beta2_decay" else super().check(name, value)
 
     def shapes_of(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -110,10 +110,10 @@ class Muon(Optimizer):
     state_names = ("m",)
 
     def prepare(self, given: Mapping[str, Any]) -> None:
-        self.ns_steps = as_whole("Muon: ns_steps", self.ns_steps, 1)
+        self.ns_steps = as_whole("ns_steps", self.ns_steps, 1, "Muon")
         if self.adjust_lr_fn not in ("original", "match_rms_adamw"):
             need = "original or match_rms_adamw"
-            raise SettingError(f"Muon: adjust_lr_fn={one_line(self.adjust_lr_fn)} is not known; need {need}")
+            raise SettingError(setting="adjust_lr_fn", seen=self.adjust_lr_fn, need=need, place="Muon")
 
     def update(self, given: UpdateInputs) -> Sequence[Value]:
         lr, momentum, eps, decay = (self.scalar(name) for name in self.names)

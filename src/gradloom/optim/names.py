@@ -24,12 +24,12 @@ def optimizer_names() -> dict[str, Any]:
 def optimizer_named(name: str) -> Any:
     """The class of an optimiser; SettingError for a name that is none, with the nearest."""
     if not isinstance(name, str):
-        need = "an optimizer of gl.optim, such as AdamW(lr=1e-3), or its name"
-        raise SettingError(f"optimizer: got {what_is(name)}; must be {need}")
+        text = f"{{optimizer}} is {what_is(name)}; must be one of gl.optim, such as AdamW(lr=1e-3), or its name"
+        raise SettingError(text, setting="optimizer")
     names = optimizer_names()
     if name.lower() not in names:
-        hint = nearest(name.lower(), names)
-        raise SettingError(f"optimizer: {name!r} is not known; must be one of {', '.join(sorted(names))}{hint}")
+        need = f"one of {', '.join(sorted(names))}{nearest(name.lower(), names)}"
+        raise SettingError(setting="optimizer", seen=name, need=need)
     return names[name.lower()]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ops
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, what_is
 from ..base.errors import GradientError, GraphError, SettingError
 from ..base.habits import unexpected_keyword
 from ..graph.leaves import Parameter
@@ -90,7 +90,7 @@ class Optimizer(UpdateRule):
         values = {**self.declared, **given}
         for name, default in self.declared.items():
             if type(default) is not float:
-                setattr(self, name, as_bool(f"{who}: {name}", values[name]) if type(default) is bool else values[name])
+                setattr(self, name, as_bool(name, values[name], who) if type(default) is bool else values[name])
         if not self.decoupled_weight_decay:
             self.couples = is_used(values["weight_decay"])
             self.without = () if self.couples else ("weight_decay",)
@@ -100,7 +100,7 @@ class Optimizer(UpdateRule):
         self.state: OptimizerState | None = None
         decayed = [one for one in groups if isinstance(one, Mapping) and "weight_decay" in one]
         if no_decay and "weight_decay" in self.without and not decayed:
-            raise SettingError(f"{who}: no_decay={no_decay!r} requires a weight_decay")
+            raise SettingError("{no_decay} requires {weight_decay}", no_decay=no_decay, weight_decay=..., place=who)
         if groups or no_decay:
             self.placing = Groups(self, given, groups, no_decay)
         self.groups = tuple(group.rule for group in self.placing.stated) if self.placing else ()
@@ -121,23 +121,27 @@ class Optimizer(UpdateRule):
 
     def _usable(self, parameters: Any) -> dict[Parameter, str]:
         """Parameters and their names."""
-        who = f"{type(self).__name__}: parameters"
+        who = type(self).__name__
         if isinstance(parameters, (Value, str)) or not isinstance(parameters, Iterable):
-            seen = f"{parameters!r}" if isinstance(parameters, (int, float)) else f"a {type(parameters).__name__}"
-            raise SettingError(f"{who}: got {seen}; need a list of parameters, such as model.parameters(); lr is lr=")
+            seen = f"{parameters!r}" if isinstance(parameters, (int, float)) else what_is(parameters)
+            text = f"{{parameters}} is {seen}; must be a list of parameters, such as model.parameters(); lr is lr="
+            raise SettingError(text, setting="parameters", place=who)
         usable: dict[Stored, Parameter] = {}
         names: dict[Stored, str] = {}
         for i, p in parameters.items() if isinstance(parameters, Mapping) else enumerate(parameters):
             if not isinstance(p, Parameter):
-                raise SettingError(f"{who}[{i!r}]: got {type(p).__name__}; need parameters, such as model.parameters()")
+                text = f"{{parameters}}[{i!r}] is {what_is(p)}; must be parameters, such as model.parameters()"
+                raise SettingError(text, setting="parameters", place=who)
             if not p.trainable:
-                raise SettingError(f"{who}[{i!r}]: {p.name} is not trainable; need parameters that are")
+                text = f"{{parameters}}[{i!r}]: {p.name} is not trainable; use trainable parameters"
+                raise SettingError(text, setting="parameters", place=who)
             usable.setdefault(p.stored, p)
             names.setdefault(p.stored, i if isinstance(i, str) else p.stored.name)
         if not usable:
-            raise SettingError(f"{who}: there are none; need at least one")
+            raise SettingError("{parameters} is empty; must have at least one", setting="parameters", place=who)
         if self.placing and len(set(names.values())) < len(names):
-            raise SettingError(f"{who}: several have one name, which groups match; need model.named_parameters()")
+            text = "{parameters}: several have the same name, which groups match; use model.named_parameters()"
+            raise SettingError(text, setting="parameters", place=who)
         return {p: names[stored] for stored, p in usable.items()}
 
     # ---- in a loop of one's own ----------------------------------------------------------------------------
@@ -253,7 +257,8 @@ class SGD(Optimizer):
         else:
             self.without += ("momentum",)
         if self.nesterov and not self.state_names:
-            raise SettingError("SGD: nesterov=True without a momentum; need SGD(momentum=0.9, nesterov=True)")
+            text = "{nesterov} requires {momentum}, such as SGD(momentum=0.9, nesterov=True)"
+            raise SettingError(text, nesterov=True, momentum=..., place="SGD")
 
     def update(self, given: UpdateInputs) -> Sequence[Value]:
         scalars, given = self.decayed(given)

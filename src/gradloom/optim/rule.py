@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .. import ops
-from ..base.arguments import f32_hint, in_f32, nearest, one_line
+from ..base.arguments import f32_hint, in_f32, nearest
 from ..base.errors import SettingError
 from ..base.habits import missing_attribute
 from ..graph.leaves import Parameter, constant, setting, stored_value
@@ -64,7 +64,7 @@ class RuleSettings(MutableMapping[str, Schedule]):
     def __setitem__(self, name: str, value: Schedule) -> None:
         who = type(self._rule).__name__
         if name not in self._values:
-            raise SettingError(f"{who}: {name} is not a setting{_hint(name, self._values)}")
+            raise SettingError(f"{{{name}}} is not a setting{_hint(name, self._values)}", setting=name, place=who)
         if callable(value):
             _check_schedule(f"{who}: {name}", value)
             self.schedules[name] = value
@@ -85,7 +85,8 @@ class RuleSettings(MutableMapping[str, Schedule]):
         self[name] = value
 
     def __delitem__(self, name: str) -> None:
-        raise SettingError(f"{type(self._rule).__name__}: {name} cannot be removed; need a number or a schedule")
+        text = f"{{{name}}} cannot be removed; set a number or a schedule"
+        raise SettingError(text, setting=name, place=type(self._rule).__name__)
 
     def __ior__(self, other: Mapping[str, Schedule]) -> RuleSettings:
         self.update(other)
@@ -209,13 +210,15 @@ class UpdateRule(metaclass=_Made):
         if name in vars(self).get("names", ()):
             if self.keys and not self.keys.get(name):
                 own = ", ".join(k for k, key in self.keys.items() if key)
-                raise SettingError(f"{type(self).__name__}: {name} is no setting of this group, which has {own}")
+                text = f"{{{name}}} is not a setting of this group, which has {own}"
+                raise SettingError(text, setting=name, place=type(self).__name__)
             self.settings[self.keys.get(name, name)] = value
         elif self._is_made and name in ("settings", "groups") and value is not vars(self)[name]:
             need = "settings.update(...)" if name == "settings" else "another optimiser, or groups[0].lr = ..."
-            raise SettingError(f"{type(self).__name__}: {name} cannot be replaced; need {need}")
+            raise SettingError(f"{{{name}}} cannot be replaced; use {need}", setting=name, place=type(self).__name__)
         elif self._is_made and name not in vars(self) and not hasattr(type(self), name):
-            raise SettingError(f"{type(self).__name__}: {name} is not a setting{_hint(name, self.settings)}")
+            text = f"{{{name}}} is not a setting{_hint(name, self.settings)}"
+            raise SettingError(text, setting=name, place=type(self).__name__)
         else:
             super().__setattr__(name, value)
 
@@ -224,12 +227,13 @@ class UpdateRule(metaclass=_Made):
         high = 1.0 if name in ("beta1", "beta2", "alpha", "momentum") else math.inf
         is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
         if not is_number or not (value >= 0 and in_f32(value) < high):
-            need = "0 <= value < 1" if high == 1 else "a finite number of at least 0"
+            need = "at least 0 and below 1" if high == 1 else "a finite number of at least 0"
             need += f32_hint(value)
-            raise SettingError(f"{type(self).__name__}: {name}={one_line(value)} is not usable; need {need}")
+            raise SettingError(setting=name, seen=value, need=need, place=type(self).__name__)
         if value and name in self.without:
             who = type(self).__name__
-            raise SettingError(f"{who}: {name}={value!r} for one that was made without; need {who}({name}=...)")
+            text = f"{{{name}}} requires an optimizer that was created with it: {who}({name}=...)"
+            raise SettingError(text, setting=name, seen=value, place=who)
         return float(value)
 
     def at(self, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> dict[str, float]:

@@ -31,7 +31,7 @@ class Warming(KeywordHints):
         self.value = self._number("value", value)
         self.warmup = self._count("warmup", warmup, 0)
         if by not in ("step", "epoch"):
-            raise SettingError(f"{type(self).__name__}: by={by!r} is not known; need step or epoch")
+            raise SettingError(setting="by", seen=by, need="step or epoch", place=type(self).__name__)
         self.by = by
         self._shown = {**shown, "warmup": self.warmup, "by": by}
 
@@ -48,15 +48,15 @@ class Warming(KeywordHints):
         usable = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
         usable = usable and low <= value < high and in_f32(value) < math.inf
         if not usable:
-            need = "a finite number of at least 0" if high == math.inf else f"{low:g} <= {name} < {high:g}"
+            need = "a finite number of at least 0" if high == math.inf else f"at least {low:g} and below {high:g}"
             need += f32_hint(value)
-            raise SettingError(f"{type(self).__name__}: {name}={value!r} is not usable; need {need}")
+            raise SettingError(setting=name, seen=value, need=need, place=type(self).__name__)
         return float(value)
 
     def _count(self, name: str, value: int, least: int) -> int:
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
             need = f"a whole number of at least {least}"
-            raise SettingError(f"{type(self).__name__}: {name}={value!r} is not usable; need {need}")
+            raise SettingError(setting=name, seen=value, need=need, place=type(self).__name__)
         return int(value)
 
     def __repr__(self) -> str:
@@ -80,7 +80,8 @@ class _Ending(Warming):
         super().__init__(value, steps=steps, final=final, warmup=warmup, by=by)
         self.steps, self.final = steps, self._number("final", final)
         if by == "step" and self.warmup >= steps:
-            raise SettingError(f"{type(self).__name__}: warmup={warmup} leaves nothing of steps={steps}; need less")
+            sizes = {"warmup": warmup, "steps": steps}
+            raise SettingError("{warmup} must be less than {steps}", sizes, place=type(self).__name__)
         self._length = steps - self.warmup if by == "step" else steps
 
     def __call__(self, step: int, epoch: int) -> float:
@@ -188,7 +189,8 @@ def check_warmup(settings: Mapping[str, Any], steps: int) -> None:
     never be reached. settings: of an optimiser, by name."""
     for name, value in settings.items():
         if isinstance(value, Warming) and 0 < steps <= value.warmup - 1:
-            raise SettingError(f"{name}: warmup={value.warmup} exceeds the {steps} steps of the training")
+            text = f"{{warmup}} exceeds the {steps} steps of the training"
+            raise SettingError(text, warmup=value.warmup, place=name)
 
 
 if not TYPE_CHECKING:

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
+from copy import copy
 from types import FrameType
 from typing import Any
 
@@ -27,22 +28,22 @@ PIECES = 64  # of an array that is too large to be compared whole
 
 @contextlib.contextmanager
 def agreed(ranks: Communicator | None) -> Iterator[None]:
-    """Work that each rank does for itself, and that all end together: where one refuses, the others raise TrainError
-    with its message. Nothing inside may wait for other ranks."""
+    """Work of each rank that all end together: where one raises a GradloomError, the others raise a TrainError with its
+    message. Nothing inside may wait for other ranks."""
     try:
         yield
     except GradloomError as error:
         if ranks is not None:
-            ranks.gather(f"{ranks.kind} {ranks.rank}: {error}")
+            ranks.gather(TrainError.of(error).extended(f"{ranks.kind} {ranks.rank}: "))
         raise
     except BaseException as error:
         if ranks is not None:
             ranks.fail(error)
         raise
     if ranks is not None:
-        refused = next((text for text in ranks.gather(None) if text is not None), None)
-        if refused is not None:
-            raise TrainError(refused)
+        for refused in ranks.gather(None):
+            if refused is not None:
+                raise copy(refused)  # threads share the gathered objects
 
 
 def is_root(ranks: Communicator | None) -> bool:

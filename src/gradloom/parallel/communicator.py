@@ -159,7 +159,7 @@ def checksum(*parts: Any) -> str:
 def checked_timeout(timeout: float) -> float:
     """`timeout` as a float; SettingError unless it is a positive, finite number of seconds."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
-        raise SettingError(f"timeout={timeout!r}: need a positive number of seconds without a sign of life")
+        raise SettingError(setting="timeout", seen=timeout, need="a finite number of seconds above 0")
     return float(timeout)
 
 

@@ -23,7 +23,7 @@ def communicator(parallel: str | Communicator | None = None, timeout: float = TI
             _joined = MpiRank(timeout)
         _joined.timeout = checked_timeout(timeout)
         return _joined
-    raise SettingError(f"parallel={parallel!r}: need None, 'none', 'mpi' or a Communicator")
+    raise SettingError(setting="parallel", seen=parallel, need="None, 'none', 'mpi' or a Communicator")
 
 
 def ranks_of(
@@ -33,8 +33,9 @@ def ranks_of(
     settings of several processes without them."""
     if parallel is not None:
         return communicator(parallel, timeout)
-    if exchange != "ordered" or timeout != TIMEOUT:
-        raise SettingError(f"{who}: exchange and timeout are of several processes; need parallel='mpi' with them")
+    for name, value, default in (("exchange", exchange, "ordered"), ("timeout", timeout, TIMEOUT)):
+        if value != default:
+            raise SettingError(f"{{{name}}} requires {{parallel}}", {name: value, "parallel": "mpi"}, place=who)
     return None
 
 

@@ -16,7 +16,7 @@ from .communicator import Communicator, LocalSum, Reduction, checked_timeout, de
 def threads(size: int, timeout: float = TIMEOUT) -> list[Communicator]:
     """Communicators of `size` replicas in this process: one for each thread, to be used by that thread alone."""
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise SettingError(f"{size!r} replicas: need a whole number from 1")
+        raise SettingError(setting="size", seen=size, need="a whole number of at least 1")
     meeting = _Meeting(size, checked_timeout(timeout))
     return [ThreadRank(meeting, rank) for rank in range(size)]
 

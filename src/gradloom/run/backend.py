@@ -154,10 +154,11 @@ def register_planning(name: str, make: Callable[[Switches, Backend], Backend]) -
 def named(who: str, device: str | None, backend: str | None, default: str = "cpu") -> str:
     """The name under either word; SettingError when both are given. who: the function, for the message."""
     if device is not None and backend is not None:
-        raise SettingError(f"{who}: device={device!r} and backend={backend!r} are aliases; give one of them")
+        given = {"device": device, "backend": backend}
+        raise SettingError("{device} and {backend} are mutually exclusive", given, place=who)
     name = next((one for one in (device, backend) if one is not None), default)
     if not isinstance(name, str):
-        raise SettingError(f"{who}: device={name!r} is not usable; need a name, such as 'cpu' or 'gpu'")
+        raise SettingError(setting="device", seen=name, need="a name, such as 'cpu' or 'gpu'", place=who)
     return name
 
 
@@ -197,8 +198,8 @@ def check_heeded(who: str, names: Sequence[str], settings: Mapping[str, Any]) ->
     """SettingError for the first given setting that has no effect on one of these backends."""
     for setting, given in settings.items():
         if given is not None and not all(has_effect(name, setting) for name in names):
-            seen = ", ".join(map(repr, names))
-            raise SettingError(f"{who}: {setting}={given!r} is of the CPU; need device='cpu' for it, and has {seen}")
+            text = f"{{{setting}}} requires device 'cpu'; it has no effect on {', '.join(map(repr, names))}"
+            raise SettingError(text, setting=setting, seen=given, place=who)
 
 
 def need_there(who: str, name: str) -> None:
@@ -206,13 +207,13 @@ def need_there(who: str, name: str) -> None:
     try:
         if backend(name, switches()).planned:
             return
-        why = f"device={name!r} runs whole programs"
+        why = "{device} runs whole programs only"
     except BackendError as error:
         there = _there()
         if name in there or is_device(name):
             raise SettingError(f"{who}: {error}") from None
-        why = f"device={name!r} is not there"
-    raise SettingError(f"{who}: {why}; need {' or '.join(map(repr, _there()))}")
+        why = "{device} does not exist here"
+    raise SettingError(f"{why}; use {' or '.join(map(repr, _there()))}", device=name, place=who)
 
 
 def _there() -> list[str]:

@@ -69,9 +69,10 @@ def check_gradients(
     Raises GradientError naming the worst entry if its error exceeds tolerance, or if there is no entry to try;
     SettingError for `entries` below 1 and for a step below the resolution of float64.
     """
-    entries = as_whole("check_gradients: entries", entries, 1)
+    entries = as_whole("entries", entries, 1, "check_gradients")
     if 0 < step < EPS:
-        raise SettingError(f"check_gradients: step={step:g} changes no number of float64; need at least {EPS:.2g}")
+        need = f"at least {EPS:.2g}, to change a float64"
+        raise SettingError(setting="step", seen=step, need=need, place="check_gradients")
     nodes = gather([loss]).nodes
     if parameters is None:
         parameters = [v for n in nodes for v in n.outputs if isinstance(v, Parameter) and v.trainable]
@@ -159,11 +160,10 @@ def compare(
     Raises SettingError for fewer than two backends.
     """
     if isinstance(backends, str):
-        raise SettingError(
-            f"compare: backends={backends!r} is one name; need two or more, such as ('numpy', {backends!r})"
-        )
+        need = f"two or more, such as ('numpy', {backends!r})"
+        raise SettingError(setting="backends", seen=backends, need=need, place="compare")
     if len(backends) < 2:
-        raise SettingError(f"compare: backends={tuple(backends)!r} is not usable; need two or more")
+        raise SettingError(setting="backends", seen=tuple(backends), need="two or more", place="compare")
     values = [outputs] if isinstance(outputs, Value) else list(outputs)
     every = [v for n in gather(values).nodes if not n.op.updates for v in n.outputs if v.dtype.is_float]
     feeds = dict(feeds or {})

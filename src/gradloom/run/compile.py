@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..base.arguments import one_line, what_is
+from ..base.arguments import what_is
 from ..base.collector import paused
 from ..base.errors import BackendError, DTypeError, GraphError, SettingError
 from ..base.habits import hinted
@@ -110,7 +110,8 @@ def compile(
     check_updates(program.nodes)
     if len(made) > 1:
         if arena is not None:
-            raise SettingError("compile: arena= is memory of one device; need device=, or devices= without it")
+            text = "{arena} and several {devices} are mutually exclusive"
+            raise SettingError(text, arena=..., devices=..., place="compile")
         return _compile_on(made, program, chosen)
     (one,), program = made.values(), without_devices(program)
     if not one.planned:
@@ -130,20 +131,20 @@ def device_names(who: str, device: str | None, backend: str | None, devices: str
         return [] if device is None and backend is None else [named(who, device, backend)]
     if device is not None or backend is not None:
         word = "device" if device is not None else "backend"
-        raise SettingError(f"{who}: {word}= and devices= are mutually exclusive")
+        raise SettingError(f"{{{word}}} and {{devices}} are mutually exclusive", {word: ..., "devices": ...}, place=who)
     names = names_in_order(who, [devices] if isinstance(devices, str) else devices)
     if again := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise SettingError(f"{who}: devices= names {again[0]!r} twice; need each once")
+        raise SettingError(f"{{devices}} has {again[0]!r} twice; must have each once", devices=..., place=who)
     return names
 
 
 def names_in_order(who: str, devices: object) -> list[str]:
     """The names of a list or tuple, in its order. SettingError for anything else, as a set, which has no order."""
     if not isinstance(devices, (list, tuple)):
-        seen = f"devices={one_line(devices)} is {what_is(devices)}"
-        raise SettingError(f"{who}: {seen}; need names in their order, such as ('gpu', 'cpu')")
+        need = "a list or tuple of names, such as ('gpu', 'cpu')"
+        raise SettingError(setting="devices", seen=devices, need=need, place=who)
     if not devices:
-        raise SettingError(f"{who}: devices is empty; need names, such as ('gpu', 'cpu')")
+        raise SettingError("{devices} is empty; must be names, such as ('gpu', 'cpu')", setting="devices", place=who)
     return [device_name(who, name) for name in devices]
 
 

@@ -8,8 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arguments import one_line
-from ..base.errors import BackendError, GraphError, GuardTripped, IndexOutOfRange, NotFinite, SettingError, TrainError
+from ..base.errors import (
+    BackendError,
+    GraphError,
+    GuardTripped,
+    IndexOutOfRange,
+    NotFinite,
+    SettingError,
+    TrainError,
+    one_line,
+)
 from ..base.settings import Switches
 from ..graph.declaration import Spec
 from ..plan.bytecode import SETTING_BYTES

@@ -57,7 +57,7 @@ class Checkpoints:
         on_saved: Callable[[Path], object] | None = None,
     ) -> None:
         if on_error not in ("warn", "stop"):
-            raise SettingError(f"on_error: {on_error!r} is not known; need warn or stop")
+            raise SettingError(setting="on_error", seen=on_error, need="warn or stop")
         self._folder = folder
         self.keep, self.on_error = as_whole("keep", keep, 1), on_error
         self._print, self._on_begin, self._on_saved = on_line, on_begin, on_saved

@@ -71,10 +71,10 @@ class RunFolder:
         on_line: Callable[[str], object] = print_line,
     ) -> None:
         if kind not in KINDS:
-            raise SettingError(f"kind: {kind!r} is not known; need one of {', '.join(KINDS)}")
+            raise SettingError(setting="kind", seen=kind, need=f"one of {', '.join(KINDS)}")
         resume, overwrite = as_bool("resume", resume), as_bool("overwrite", overwrite)
         if resume and overwrite:
-            raise SettingError("resume and overwrite: a run goes on or is replaced; need one of both")
+            raise SettingError("{resume} and {overwrite} are mutually exclusive", resume=..., overwrite=...)
         self.shown, self.kind = Path(path), kind
         self.folder = Path(os.path.realpath(path))
         self.checkpoints = Checkpoints(
@@ -170,7 +170,7 @@ class RunFolder:
         completed step: it writes run.json. The path changes when the run replaces an older one; an open file stays
         open."""
         if name not in OWN:
-            raise SettingError(f"{name!r} is no name of a run's file; need one of {', '.join(OWN)}")
+            raise SettingError(setting="name", seen=name, need=f"one of {', '.join(OWN)}")
         with self._lock:
             self._mark()
             return self._place / name
@@ -259,7 +259,7 @@ class RunFolder:
         stays. A finished run whose last checkpoint could not be written is marked as failed, and a line is printed: it
         can be resumed from the one before. Only the first call has an effect."""
         if state not in STATES[1:]:
-            raise SettingError(f"state: {state!r} is not known; need one of {', '.join(STATES[1:])}")
+            raise SettingError(setting="state", seen=state, need=f"one of {', '.join(STATES[1:])}")
         if self._ended:
             return
         self._ended = True

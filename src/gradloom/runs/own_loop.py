@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..base import locks
-from ..base.arguments import as_whole, one_line, what_is
-from ..base.errors import DataError, SettingError, TrainError
+from ..base.arguments import as_whole, what_is
+from ..base.errors import DataError, SettingError, TrainError, one_line
 from ..base.schema import Schema, flag, mapping, table
 from ..eager.gradients import Gradients
 from ..graph.leaves import Parameter

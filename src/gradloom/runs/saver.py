@@ -70,7 +70,7 @@ class Saver(Subscriber):
         ranks: Communicator | None = None,
     ) -> None:
         if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
-            raise SettingError(f"run={run!r} is not usable; need the path of a folder")
+            raise SettingError(setting="run", seen=run, need="the path of a folder")
         self.path, self.resume, self.ranks = os.fspath(run), as_bool("resume", resume), ranks
         self.every = as_interval("checkpoint_every", checkpoint_every)
         self._allowed = None if stop_after is None else as_interval("stop_after", stop_after, "seconds").number
@@ -331,5 +331,5 @@ def saver_of(kind: str, ranks: Communicator | None, given: SaveOptions) -> Saver
     if given.run is not None:
         return Saver(kind=kind, ranks=ranks, **asked)
     for name, value in asked.items():
-        raise SettingError(f"{name}={value!r} is of a run with a folder; need run=FOLDER with it")
+        raise SettingError(f"{{{name}}} requires {{run}}, the folder of a run", {name: value, "run": ...})
     return None

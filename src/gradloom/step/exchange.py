@@ -31,7 +31,7 @@ EXCHANGES = ("ordered", "fast")
 def check_exchange(exchange: str) -> str:
     """The name of an exchange; SettingError for another one."""
     if exchange not in EXCHANGES:
-        raise SettingError(f"exchange={exchange!r} is not known; need ordered (the same bits for any ranks) or fast")
+        raise SettingError(setting="exchange", seen=exchange, need="ordered (the same bits for any ranks) or fast")
     return exchange
 
 

@@ -93,7 +93,7 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         """Train on rows X and labels i32 [rows], or targets f64 [rows, targets]. made: fields of
         Preprocess for the target."""
         if self.optimizer not in OPTIMIZERS:
-            raise SettingError(f"optimizer={self.optimizer!r} is not known; need one of {', '.join(OPTIMIZERS)}")
+            raise SettingError(setting="optimizer", seen=self.optimizer, need=f"one of {', '.join(OPTIMIZERS)}")
         weights = _weights(sample_weight, len(labels))
         if weights is not None and not weights.all():  # a row that weighs nothing is no row
             used = np.flatnonzero(weights)
@@ -113,7 +113,8 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         rows = len(labels)
         recipe = self._recipe().with_validation().decided(preprocess, rows)
         if self.patience and not (recipe.val_split or recipe.folds):
-            raise SettingError(f"patience={self.patience!r} requires validation rows: folds or val_split above 0")
+            text = "{patience} requires validation rows: {folds} or {val_split} above 0"
+            raise SettingError(text, patience=self.patience, folds=..., val_split=...)
         net = recipe.network(preprocess)
         optimizer = recipe.optimizer_for(net, preprocess, rows)
         stops, measured = recipe.stopping(preprocess.outputs_to_targets)
@@ -150,8 +151,8 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         if self.hidden is None:
             return None
         if isinstance(self.hidden, (str, bytes)) or not isinstance(self.hidden, (Sequence, np.ndarray)):
-            raise SettingError(f"hidden={self.hidden!r} is not usable; need widths, such as (64, 64)")
-        return [as_whole("hidden: a width", width, 1) for width in self.hidden]
+            raise SettingError(setting="hidden", seen=self.hidden, need="widths, such as (64, 64)")
+        return [as_whole("width", width, 1, "hidden") for width in self.hidden]
 
     def _rate(self) -> Any:
         """The first learning rate; None: the default."""
@@ -159,7 +160,7 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         if lr is None:
             return None
         if isinstance(lr, bool) or not isinstance(lr, (int, float, np.number)) or not 0 < lr < np.inf:
-            raise SettingError(f"lr={lr!r:.60} is not usable; need a finite number above 0")
+            raise SettingError(setting="lr", seen=lr, need="a finite number above 0")
         return float(lr)
 
     def _outputs(self, X: Any) -> np.ndarray:
@@ -236,7 +237,8 @@ class Classifier(ClassifierMixin, _Perceptron):
             known = {label: i for i, label in enumerate(self.classes_.tolist())}
             unknown = [label for label in weight if label not in known]
             if unknown:
-                raise SettingError(f"class_weight: {unknown[0]!r:.60} is no class of y; need classes of y")
+                text = f"{{class_weight}}: {unknown[0]!r:.60} is not a class of y"
+                raise SettingError(text, setting="class_weight")
             weight = dict.fromkeys(range(len(known)), 1.0) | {known[label]: w for label, w in weight.items()}
         made = {"task": "classification", "classes": [class_name(value) for value in self.classes_.tolist()]}
         return self._fit(X, ids.reshape(-1).astype(np.int32), made, sample_weight, class_weight=weight)

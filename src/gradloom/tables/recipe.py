@@ -70,10 +70,11 @@ class Recipe:
         """Choose between folds and a validation split, before the rows are read. val_split None: a share where there
         are enough rows. SettingError for settings of early stopping that exclude each other."""
         if self.metric is not None and self.monitor is not None:
-            raise SettingError(f"metric={self.metric!r} and monitor={self.monitor!r} are mutually exclusive")
-        for name in ("metric", "monitor"):
-            if getattr(self, name) is not None and self.patience == 0:
-                raise SettingError(f"{name}={getattr(self, name)!r} requires patience > 0")
+            both = {"metric": self.metric, "monitor": self.monitor}
+            raise SettingError("{metric} and {monitor} are mutually exclusive", both)
+        for name, watched in (("metric", self.metric), ("monitor", self.monitor)):
+            if watched is not None and self.patience == 0:
+                raise SettingError(f"{{{name}}} requires {{patience}} > 0", {name: watched, "patience": ...})
         if self.val_split is not None:
             return replace(self, folds=self.folds or 0)
         is_ensemble = self.hidden != [] and self.ensemble != 1
@@ -87,10 +88,10 @@ class Recipe:
         hidden = [500] if images else [128, 128]
         hidden = hidden if self.hidden is None else self.hidden
         if self.dropout and not hidden:
-            raise SettingError(f"dropout={self.dropout:g} requires at least one hidden layer")
+            raise SettingError("{dropout} requires at least one {hidden} layer", dropout=self.dropout, hidden=...)
         if (images or not hidden) and (self.ensemble or 1) > 1:
-            need = "a table: one network learns images" if hidden else "at least one hidden layer"
-            raise SettingError(f"ensemble={self.ensemble} requires {need}")
+            need = "a table: one network learns images" if hidden else "at least one {hidden} layer"
+            raise SettingError(f"{{ensemble}} requires {need}", ensemble=self.ensemble, hidden=...)
         members = 1 if images or not hidden else self.ensemble or MEMBERS
         folds = self._folds(rows, members)
         split = self.val_split
@@ -100,7 +101,7 @@ class Recipe:
         self._check_stopping(preprocess.task, validates)
         loss = self.loss or ("cross_entropy" if preprocess.task == "classification" else "mse")
         if loss == "cross_entropy" and preprocess.task == "regression":
-            raise SettingError(f"loss={loss!r} requires task=classification; use mse for a regression")
+            raise SettingError("{loss} requires {task} classification; use mse for a regression", loss=loss, task=...)
         stops = validates and (not images or self.metric is not None)
         dropout = 0.1 if hidden and not images else 0.0
         made = replace(
@@ -125,16 +126,19 @@ class Recipe:
         if self.folds and not 2 <= self.folds <= most:
             counts = f"there are {members} networks and {rows} training rows"
             need = f"0, or from 2 to {most}: {counts}" if most > 1 else "0: there is one network, or one row"
-            raise SettingError(f"folds={self.folds}: must be {need}")
+            raise SettingError(setting="folds", seen=self.folds, need=need)
         return self.folds
 
     def _check_stopping(self, task: str, validates: bool) -> None:
         if self.metric is not None and not validates:
-            raise SettingError(f"metric={self.metric!r} requires validation rows: folds or val_split above 0")
+            text = "{metric} requires validation rows: {folds} or {val_split} above 0"
+            raise SettingError(text, metric=self.metric, folds=..., val_split=...)
         if self.metric is not None and self.metric not in SCORES[task]:
-            raise SettingError(f"metric={self.metric!r}: must be one of {', '.join(SCORES[task])} for a {task}")
+            raise SettingError(
+                setting="metric", seen=self.metric, need=f"one of {', '.join(SCORES[task])} for a {task}"
+            )
         if self.monitor is not None and self.patience is None and not validates:
-            raise SettingError(f"monitor={self.monitor!r} requires patience, or validation rows")
+            raise SettingError("{monitor} requires {patience}, or validation rows", monitor=self.monitor, patience=...)
 
     def trained(self, rows: int) -> int:
         """The number of these rows that are trained on."""
@@ -195,8 +199,6 @@ class _ScoreStopping(EarlyStopping):
     def _observe(self, number: float, epoch: int, step: int | None = None) -> None:
         if math.isnan(number):
             need = "two classes" if self.monitor == "val_roc_auc" else "targets that differ"
-            raise DataError(
-                f"{self.monitor}: is not defined for the validation rows; need rows of {need} among them, or another"
-                " metric (--metric)"
-            )
+            text = f"{self.monitor} is not defined for the validation rows; use rows with {need}, or another {{metric}}"
+            raise DataError(text, metric=...)
         super()._observe(number, epoch, step)

@@ -66,13 +66,13 @@ def _switches(options: Mapping[str, Any]) -> Switches:
 def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_size") -> None:
     """SettingError unless 1 <= batch_size, and <= rows where they are given."""
     if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
-        raise SettingError(f"{what}={batch_size!r} is not usable; need a whole number of at least 1")
+        raise SettingError(setting=what, seen=batch_size, need="a whole number of at least 1")
     if rows is not None and batch_size > rows:
-        raise SettingError(f"{what}={batch_size} is larger than batch_size={rows}; need at most {rows}")
+        raise SettingError(f"{{{what}}} must be at most {{batch_size}}", {what: batch_size, "batch_size": rows})
 
 
 def check_skip(on_nonfinite: str) -> bool:
     """Whether what is not finite is left out; SettingError for what is neither "stop" nor "skip"."""
     if on_nonfinite not in ("stop", "skip"):
-        raise SettingError(f"on_nonfinite: {on_nonfinite!r} is not known; need stop or skip")
+        raise SettingError(setting="on_nonfinite", seen=on_nonfinite, need="stop or skip")
     return on_nonfinite == "skip"

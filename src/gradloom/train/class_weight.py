@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.arguments import one_line
 from ..base.arrays import as_array
-from ..base.errors import DataError, SettingError
+from ..base.errors import DataError, SettingError, one_line
 from ..data.dataset import IGNORED, Dataset
 from ..graph.leaves import constant
 from ..graph.value import Value
@@ -40,7 +39,7 @@ def weights_of_classes(
     classes = max(int(labels.max(initial=0)) for labels in (known, *theirs)) + 1
     if isinstance(class_weight, str):
         if class_weight != "balanced":
-            raise SettingError(f"class_weight={class_weight!r} is not known; need 'balanced', a dict or an array")
+            raise SettingError(setting="class_weight", seen=class_weight, need="'balanced', a dict or an array")
         labels = data.labels[rows]
         counts = np.bincount(labels[labels != IGNORED].astype(np.int64), minlength=classes)
         present = counts > 0
@@ -59,7 +58,8 @@ def weights_of_classes(
         table = as_array("class_weight", class_weight)
         if table.dtype.kind not in "fiu" or table.ndim != 1 or len(table) < classes:
             seen = f"{table.dtype}{list(table.shape)}"
-            raise SettingError(f"class_weight: got {seen}; need a weight for each of the {classes} classes, or more")
+            text = f"{{class_weight}} is {seen}; must be a weight for each of the {classes} classes, or more"
+            raise SettingError(text, setting="class_weight")
         table = np.array([_number(label, weight) for label, weight in enumerate(table)])
     if not table[known].any():
         raise DataError("class_weight: every label has weight 0; need a class that counts")
@@ -69,7 +69,8 @@ def weights_of_classes(
 def _number(label: Any, weight: Any) -> float:
     usable = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
     if not usable or not np.isfinite(weight) or weight < 0:
-        raise SettingError(f"class_weight: {one_line(weight)} of class {label}; need a finite number of at least 0")
+        text = f"{{class_weight}}: {one_line(weight)} of class {label} must be a finite number of at least 0"
+        raise SettingError(text, setting="class_weight")
     return float(weight)
 
 

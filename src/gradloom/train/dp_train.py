@@ -153,16 +153,16 @@ def dp_train(
     check_options("dp_train", options, dp_train)
     iterations, seed = as_whole("iterations", iterations, 1), as_whole("seed", use.seed, 0)
     if optimizer is not None and lr is not None:
-        raise SettingError(f"lr={lr!r} beside an optimizer, which has its own; need one of the two")
+        raise SettingError("{lr} and {optimizer} are mutually exclusive", lr=lr, optimizer=...)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise SettingError(f"optimizer: got {what_is(optimizer)}; need one of gl.optim, such as AdamW(lr=1e-3)")
+        text = f"{{optimizer}} is {what_is(optimizer)}; must be one of gl.optim, such as AdamW(lr=1e-3)"
+        raise SettingError(text, setting="optimizer")
     if optimizer is not None and optimizer.state is not None:
-        raise SettingError(
-            f"optimizer: {type(optimizer).__name__} was made with parameters, but each replica has its own; need one "
-            f"without: {type(optimizer).__name__}(lr=...)"
-        )
+        name = type(optimizer).__name__
+        text = f"{{optimizer}}: this {name} has parameters, but each replica has its own; use {name}(lr=...)"
+        raise SettingError(text, setting="optimizer")
     if "arena" in options:
-        raise SettingError("dp_train: arena cannot be chosen here")
+        raise SettingError("{arena} is not supported", setting="arena", place="dp_train")
     places = _devices(device, options.pop("backend", None), devices)
     check_heeded("dp_train", [places] if isinstance(places, str) else places, options)
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__") or isinstance(samples, Mapping):
@@ -186,9 +186,8 @@ def dp_train(
             if saver is not None:
                 stack.enter_context(saver)
                 if saver.every.epochs is not None:
-                    raise SettingError(
-                        f"checkpoint_every={use.checkpoint_every!r}: need a duration or steps, not epochs"
-                    )
+                    need = "a duration or a number of steps, not epochs"
+                    raise SettingError(setting="checkpoint_every", seen=use.checkpoint_every, need=need)
         if saver is not None:
             saver.share()
         team = _Team(job, make_model, ranks, threads, saver)
@@ -202,12 +201,13 @@ def _devices(device: str | None, backend: str | None, devices: Sequence[str] | N
     if devices is None:
         made: str | tuple[str, ...] = named("dp_train", device, backend)
     elif device is not None or backend is not None:
-        raise SettingError(f"dp_train: device={device or backend!r} beside devices={devices!r}; need one of the two")
+        given = {"device": device or backend, "devices": devices}
+        raise SettingError("{device} and {devices} are mutually exclusive", given, place="dp_train")
     else:
         made = tuple(names_in_order("dp_train", devices))
     for name in (made,) if isinstance(made, str) else made:
         if not isinstance(name, str) or not (name == "cpu" or is_device(name)):
-            raise SettingError(f"dp_train: device={name!r} is not usable; need 'cpu', 'gpu', 'gpu:1'")
+            raise SettingError(setting="device", seen=name, need="'cpu', 'gpu', 'gpu:1'", place="dp_train")
     return made
 
 
@@ -219,13 +219,13 @@ def _ranks(replicas: int | None, devices: str | Sequence[str], timeout: float) -
     if not isinstance(devices, str):
         count = started if started > 1 else replicas
         if count not in (None, len(devices)):
-            raise SettingError(f"devices={list(devices)}, but there are {count} replicas; need a name for each")
+            text = f"{{devices}} must have a name for each of the {count} replicas"
+            raise SettingError(text, devices=list(devices))
         replicas = replicas or len(devices)
     if started > 1:
         if replicas not in (None, started):
-            raise SettingError(
-                f"replicas={replicas}, but {started} processes were started; need as many, or none given"
-            )
+            text = f"{{replicas}} must be the number of processes, {started}, or omitted"
+            raise SettingError(text, replicas=replicas)
         return [communicator("mpi", timeout)]
     return thread_ranks(replicas or started or core_count(), timeout)
 

@@ -81,7 +81,7 @@ def epoch(
         raise SettingError(f"epoch: got {seen}; need a gl.Trainer and a gl.data.Dataset, or gl.fit(model, data)")
     split = data.n if split is None else split
     if not isinstance(split, (int, np.integer)) or not 0 <= split <= data.n:
-        raise SettingError(f"split={split!r} is not usable; need 0..{data.n}, rows to train on")
+        raise SettingError(setting="split", seen=split, need=f"0..{data.n}, the rows to train on")
     check_batch(batch_size)
     if micro_batch_size is not None:
         check_batch(micro_batch_size, batch_size, "micro_batch_size")

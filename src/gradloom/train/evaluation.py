@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arguments import as_whole, one_line
+from ..base.arguments import as_whole
 from ..base.errors import SettingError, TrainError
 from ..base.interval import Interval, as_interval
 from ..data.dataset import Dataset, generator
@@ -163,12 +163,14 @@ class Evaluator:
 def _refuse_without_effect(every: str | Interval, interval: Interval, rows: int | None, measures: Measures) -> None:
     """SettingError for options of evaluations, where there is nothing to evaluate."""
     unmeasured = ", ".join(name for name, metric in measures.metrics if not metric.train)
+    name, more = "", ""
+    seen: Any = ...
     if interval != Interval(1, "epochs"):
-        asked, more = f"eval_every={one_line(every)}", "or val="
+        name, seen = "eval_every", every
     elif rows is not None:
-        asked, more = f"eval_rows={rows}", "or val="
+        name, seen = "eval_rows", rows
     elif unmeasured:
-        asked, more = f"metrics: {unmeasured}", "val=, or gl.train.Metric(function, train=True)"
-    else:
-        return
-    raise SettingError(f"{asked}: there are no rows to validate on; need val_split= or folds= above 0, {more}")
+        name, more = "metrics", f": {unmeasured} (or gl.train.Metric(function, train=True))"
+    if name:
+        text = f"{{{name}}} requires validation rows: {{val}}, or {{val_split}} or {{folds}} above 0{more}"
+        raise SettingError(text, {name: seen, "val": ..., "val_split": ..., "folds": ...})

@@ -219,16 +219,16 @@ def _validation_sets(val: Data | Mapping[str, Data] | None, is_split: bool) -> d
     """The validation sets by name; one without a name is "val"."""
     sets = {} if val is None else val if isinstance(val, Mapping) else {MAIN: val}
     if val is not None and not sets:
-        raise SettingError("val: it has no set; need a validation set, such as {'clean': (x, y)}, or None")
+        raise SettingError(setting="val", seen=val, need="a validation set, such as {'clean': (x, y)}, or None")
     for name in sets:
         usable = isinstance(name, str) and name.isprintable() and name and "." not in name and name != "train"
         if not usable or (name == MAIN and is_split):
             why = (
-                "val_split, or folds, makes one of that name"
+                "is that of the rows of val_split or folds; use another"
                 if name == MAIN
-                else "a word without dots, such as 'clean'"
+                else "must be a word without dots, such as 'clean'"
             )
-            raise SettingError(f"val: the name {name!r} is not usable; need another: {why}")
+            raise SettingError(f"{{val}}: the name {name!r} {why}", val=...)
     return {name: as_dataset(one) for name, one in sets.items()}
 
 
@@ -237,19 +237,22 @@ def _checked_folds(folds: Any, model: Model, val_split: float, freeze: Sequence[
     if not (folds := as_whole("folds", folds, 0)):
         return 0
     if not isinstance(model, Ensemble):
-        raise SettingError(f"folds={folds}: the model is a {type(model).__name__}; need an nn.Ensemble, or folds=0")
+        text = f"{{folds}} requires an nn.Ensemble; the model is {what_is(model)}"
+        raise SettingError(text, folds=folds)
     if not 2 <= folds <= model.members:
-        raise SettingError(f"folds={folds}: the ensemble has {model.members} members; need from 2 to as many folds")
+        need = f"from 2 to {model.members}, the members of the ensemble"
+        raise SettingError(setting="folds", seen=folds, need=need)
     if val_split:
-        raise SettingError(f"folds={folds} beside val_split={val_split}: need one of them")
+        raise SettingError("{folds} and {val_split} are mutually exclusive", folds=folds, val_split=val_split)
     shared = {p.stored for layer in model.shared for p in layer.parameters()}
     learns = {name for name, p in model.named_parameters().items() if p.stored in shared}
     learns -= {name for name in learns if any(fnmatchcase(name, pattern) for pattern in freeze)}
     if learns:
-        raise SettingError(
-            f"folds={folds}: {min(learns)} is shared by all members and would train on the rows of every fold; need "
-            "layers of each member (nn.MemberLinear, nn.Periodic(members=)), freeze=, or val_split="
+        text = (
+            f"{{folds}}: {min(learns)} is shared by all members and would train on the rows of every fold; use layers "
+            "of each member (nn.MemberLinear, nn.Periodic(members=)), {freeze}, or {val_split}"
         )
+        raise SettingError(text, folds=folds, freeze=..., val_split=...)
     return folds
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arguments import as_whole, one_line
+from ..base.arguments import as_whole
 from ..base.errors import FileError, SettingError
 from ..base.interval import as_interval
 from ..base.memory import resident, resident_peak
@@ -66,7 +66,7 @@ class Log(Callback):
         names = [kinds] if isinstance(kinds, str) else list(kinds)
         for name in names:
             if name not in DERIVED:
-                raise SettingError(f"log={one_line(kinds)} is not usable; need some of {', '.join(DERIVED)}")
+                raise SettingError(setting="log", seen=kinds, need=f"some of {', '.join(DERIVED)}")
         self._folder = folder
         self._every = as_interval("log_every", every, "seconds", "steps")
         self.every_steps = self._every.steps
@@ -250,7 +250,7 @@ def log_of(saver: Any, kinds: Sequence[str] = (), every: str | None = None, row_
     if saver is None:
         for name, value in (("log", kinds), ("log_every", every)):
             if value:
-                raise SettingError(f"{name}={one_line(value)} is of a run with a folder; need run=FOLDER with it")
+                raise SettingError(f"{{{name}}} requires {{run}}, the folder of a run", {name: value, "run": ...})
         return []
     folder = saver.folder  # of rank 0; the others write nothing
     if folder is not None:

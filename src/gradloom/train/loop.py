@@ -89,7 +89,7 @@ class Loop(LoopState):
         )  # fmt: skip
         of_training = Measures(measures.of_training, passed_on.needs_outputs)
         if of_training and trainer.driver.ranks is not None:
-            raise SettingError("callbacks that need outputs, metrics of training: ranks have none; need one process")
+            raise SettingError("callbacks that need outputs, and metrics of training, require one process")
         super().__init__(
             trainer, data, train_rows, val_rows, evaluator, of_training,
             [passed_on, *subscribers, *([] if saver is None else [saver])], passed_on, about,

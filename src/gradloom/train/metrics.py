@@ -53,16 +53,18 @@ class Metric:
         seed: int = 0,
     ) -> None:
         if not callable(function):
-            raise SettingError(f"Metric: got {what_is(function)}; need a function (outputs, labels, weights)")
+            raise SettingError(f"Metric: {what_is(function)} must be a function (outputs, labels, weights)")
         self.function = function
-        self.whole, self.train = as_bool("Metric: whole", whole), as_bool("Metric: train", train)
-        self.samples, self.seed = as_whole("Metric: samples", samples, 2), as_whole("Metric: seed", seed, 0)
+        self.whole, self.train = as_bool("whole", whole, "Metric"), as_bool("train", train, "Metric")
+        self.samples, self.seed = as_whole("samples", samples, 2, "Metric"), as_whole("seed", seed, 0, "Metric")
         if uncertainty not in (None, "formula", "bootstrap"):
-            raise SettingError(f"Metric: uncertainty={uncertainty!r} is not known; need formula or bootstrap")
+            raise SettingError(setting="uncertainty", seen=uncertainty, need="formula or bootstrap", place="Metric")
         if self.whole and uncertainty == "formula":
-            raise SettingError("Metric: uncertainty='formula' for whole=True: there is none; need 'bootstrap' or None")
+            text = "{uncertainty} cannot be combined with {whole}; use 'bootstrap' or None"
+            raise SettingError(text, uncertainty=uncertainty, whole=True, place="Metric")
         if self.whole and self.train:
-            raise SettingError("Metric: train=True for whole=True: the outputs of all training rows would be kept")
+            text = "{train} and {whole} are mutually exclusive: all outputs of training would be kept"
+            raise SettingError(text, train=True, whole=True, place="Metric")
         self.uncertainty = uncertainty or ("none" if self.whole else "formula")
         self._count = _positional(function)
 
@@ -105,14 +107,12 @@ def usable_name(name: object) -> bool:
 def checked_metrics(metrics: Metrics | None) -> tuple[tuple[str, Metric], ...]:
     """Names and metrics; SettingError for a name that is another number's, or that history and monitors cannot tell."""
     if metrics is not None and not isinstance(metrics, Mapping):
-        raise SettingError(
-            f"metrics: got {what_is(metrics)}; need a dict of functions, such as {{'mae': function}}; accuracy is "
-            "measured by itself where the loss is cross_entropy"
-        )
+        text = f"{{metrics}} is {what_is(metrics)}; must be a dict of functions, such as {{'mae': function}}; accuracy"
+        raise SettingError(f"{text} is always measured with the loss cross_entropy", setting="metrics")
     named = []
     for name, one in (metrics or {}).items():
         if not usable_name(name):
-            raise SettingError(f"metrics: the name {name!r} is taken or not usable; need another, such as 'mae'")
+            raise SettingError(f"{{metrics}}: the name {name!r} is reserved or invalid; use another", setting="metrics")
         named.append((name, one if isinstance(one, Metric) else Metric(one)))
     return tuple(named)
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
-from ..base.arguments import one_line
 from ..base.dtypes import DType, f32
 from ..base.errors import GradientError, GraphError, SettingError
 from ..base.patterns import matched
@@ -80,9 +79,8 @@ class Objective:
         if loss is None:
             loss = repr(self.model) if isinstance(self.model, MarkedGraph) else "cross_entropy"
         elif isinstance(self.model, MarkedGraph):
-            raise SettingError(
-                f"loss={one_line(loss)}: the graph has {self.model!r}; need no loss=, or a graph without"
-            )
+            text = f"{{loss}} and the {self.model!r} of the graph are mutually exclusive"
+            raise SettingError(text, loss=loss)
         self.loss, self.class_weights = loss, class_weights
         if not isinstance(self.model, MarkedGraph):
             self.loss_pair = loss_pair(loss)
@@ -204,7 +202,8 @@ class Objective:
             raise GraphError("metrics: the graph has losses alone; need outputs, too: Graph(logits, loss)")
         taken = {name for name, _ in measures.metrics} & set(graph.names)
         if taken:
-            raise SettingError(f"metrics: the name {min(taken)!r} is that of a marked loss; need another")
+            text = f"{{metrics}}: the name {min(taken)!r} is that of a marked loss; use another"
+            raise SettingError(text, setting="metrics")
         extra, layout = measures.nodes(rows, pred, labels, leaves[2])
         total, weight, adds_up = combined([pair for pairs in losses for pair in pairs], rows)
         if len(losses) > 1:
@@ -281,10 +280,8 @@ def _need_averages(model: Any, loss: str | Callable[..., Any]) -> None:
     """SettingError where an ensemble's outputs, averaged as probabilities of classes, are measured as numbers."""
     ensembles = [one for one in model.modules() if isinstance(one, Ensemble)] if isinstance(model, Module) else []
     if loss == "mse" and any(one.average == "probabilities" for one in ensembles):
-        raise SettingError(
-            "loss mse: the ensemble averages probabilities of classes; need nn.Ensemble(..., average='outputs'), or "
-            "the loss cross_entropy"
-        )
+        text = "{loss} requires nn.Ensemble(..., average='outputs'): this one averages probabilities of classes"
+        raise SettingError(text, loss="mse")
 
 
 def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | MarkedGraph | tuple[Value, Outputs]:

@@ -178,10 +178,12 @@ class ReplicaSteps(SumSteps):
 
 
 def error_at(error: BaseException, where: str) -> BaseException:
-    """The same error with its place; an error without a message becomes the cause of one that has a message."""
+    """The error with its place; an error without a message becomes the cause of one that has a message."""
     if not isinstance(error, Exception):
         return error
-    if isinstance(error, GradloomError) or (len(error.args) == 1 and isinstance(error.args[0], str)):
+    if isinstance(error, GradloomError):
+        return error.extended(f"{where}: ")
+    if len(error.args) == 1 and isinstance(error.args[0], str):
         error.args = (f"{where}: {error}",)
         return error
     named = TrainError(f"{where}: {type(error).__name__}: {error}")

@@ -132,10 +132,9 @@ class Steps:
         one micro-batch."""
         adds_up = self.ranks is not None or self.keeps_gradients or self.build != "opt"
         if rows.backward and rows.micro_size < rows.batch_size and not adds_up:
-            raise SettingError(
-                f"micro_batch_size={rows.micro_size} is smaller than batch_size={rows.batch_size}; need accumulate > 1 "
-                "for that"
-            )
+            text = "{micro_batch_size} below {batch_size} requires {accumulate} > 1"
+            sizes = {"micro_batch_size": rows.micro_size, "batch_size": rows.batch_size}
+            raise SettingError(text, sizes, accumulate=...)
         try:
             each = self._begin(rows, each)
             if rows.backward:

@@ -65,15 +65,19 @@ class EarlyStopping(Callback, KeywordHints):
         mode: str = "auto",
     ) -> None:
         if not isinstance(patience, (int, np.integer)) or isinstance(patience, bool) or patience < 0:
-            raise SettingError(f"EarlyStopping: patience={patience!r} is not usable; need a whole number of at least 0")
+            raise SettingError(
+                setting="patience", seen=patience, need="a whole number of at least 0", place="EarlyStopping"
+            )
         if not isinstance(min_delta, (int, float, np.number)) or not 0 <= min_delta < math.inf:
-            raise SettingError(f"EarlyStopping: min_delta={min_delta!r} is not usable; need a number of at least 0")
+            raise SettingError(
+                setting="min_delta", seen=min_delta, need="a number of at least 0", place="EarlyStopping"
+            )
         if monitor is not None and not (isinstance(monitor, str) and monitor):
-            raise SettingError(f"EarlyStopping: monitor={monitor!r} is not usable; need a name such as 'val_loss'")
+            raise SettingError(setting="monitor", seen=monitor, need="a name such as 'val_loss'", place="EarlyStopping")
         if mode not in ("min", "max", "auto"):
-            raise SettingError(f"EarlyStopping: mode={mode!r} is not known; need min, max or auto")
+            raise SettingError(setting="mode", seen=mode, need="min, max or auto", place="EarlyStopping")
         self.patience, self.min_delta = int(patience), float(min_delta)
-        self.restore_best = as_bool("EarlyStopping: restore_best", restore_best)
+        self.restore_best = as_bool("restore_best", restore_best, "EarlyStopping")
         self.monitor = monitor
         self.mode = mode if mode != "auto" else "max" if (monitor or "").lower().endswith(_HIGHER) else "min"
         self._trainer: Trainer | None = None
@@ -166,7 +170,8 @@ class EarlyStopping(Callback, KeywordHints):
         numbers = result.numbers()
         if self.monitor not in numbers:
             self._check_monitor([name for name in numbers if not name.endswith(UNCERTAINTY)])
-            raise SettingError(f"EarlyStopping: monitor={self.monitor!r} is not known for epoch {result.epoch}")
+            text = f"{{monitor}} is not known for epoch {result.epoch}"
+            raise SettingError(text, monitor=self.monitor, place="EarlyStopping")
         return numbers[self.monitor]
 
     def _check_monitor(self, names: list[str]) -> None:
@@ -174,7 +179,7 @@ class EarlyStopping(Callback, KeywordHints):
         assert self.monitor is not None
         if self.monitor.removesuffix(UNCERTAINTY) not in names:
             hint = nearest(self.monitor, names, f"requires one of {', '.join(names)}")
-            raise SettingError(f"EarlyStopping: monitor={self.monitor!r} is not measured{hint}")
+            raise SettingError(f"{{monitor}} is not measured{hint}", monitor=self.monitor, place="EarlyStopping")
 
     def _keep(self) -> None:
         if self._trainer is None:

@@ -126,11 +126,13 @@ class Trainer(AttributeHints):
         check_options("Trainer", options, Trainer)
         options = with_backend("Trainer", options)
         if build not in ("forward", "grad", "opt"):
-            raise SettingError(f"build: {build!r} is not known; need forward, grad or opt")
+            raise SettingError(setting="build", seen=build, need="forward, grad or opt")
         accumulate, seed = as_whole("accumulate", accumulate, 1), as_whole("seed", use.seed, 0)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
-            hint = optimizer_hint(optimizer)
-            raise SettingError(f"optimizer: got {what_is(optimizer)}; need one of gl.optim, such as {hint}")
+            text = (
+                f"{{optimizer}} is {what_is(optimizer)}; must be one of gl.optim, such as {optimizer_hint(optimizer)}"
+            )
+            raise SettingError(text, setting="optimizer")
         self.optimizer = optimizer if optimizer is not None else AdamW()
         self.optimizer_state = self.optimizer.state or OptimizerState(self.optimizer)
         self.build, self.accumulate, self.seed, self.options = build, accumulate, seed, options
@@ -149,11 +151,13 @@ class Trainer(AttributeHints):
             need_devices(options)
         has_devices = isinstance(model, Module) and any(p.stored.device for _, p, _ in model.named_stored())
         if communicator is not None and ("devices" in options or (has_devices and "backend" not in options)):
-            asked = "devices=" if "devices" in options else "Module.to"
-            raise SettingError(f"{asked}: a rank computes on one device; need device=, or one process")
+            name = "devices" if "devices" in options else "Module.to"
+            raise SettingError(
+                f"{{{name}}} requires one process; a rank computes on one {{device}}", {name: ..., "device": ...}
+            )
         if communicator is not None and (dynamic or build == "grad"):
-            asked = "dynamic=True" if dynamic else "build='grad'"
-            raise SettingError(f"{asked}: ranks exchange whole steps of one graph; need one process for that")
+            name, seen = ("dynamic", True) if dynamic else ("build", build)
+            raise SettingError(f"{{{name}}} requires one process: ranks exchange whole steps", {name: seen})
         self.objective = Objective(model, loss, use.freeze, self.optimizer_state, class_weights)
         if isinstance(model, Module):
             model.ensure_init(seed)
@@ -195,11 +199,14 @@ class Trainer(AttributeHints):
         """SettingError for a setting that would have no effect."""
         for name in ("max_norm", "max_value"):
             if self.build != "opt" and not math.isinf(getattr(self, name)):
-                raise SettingError(f"Trainer: {name} has no effect with build={self.build!r}; use build='opt'")
+                text = f"{{{name}}} requires build='opt'; this Trainer has {{build}}"
+                raise SettingError(text, {name: ..., "build": self.build}, place="Trainer")
         if communicator is None and exchange != "ordered":
-            raise SettingError(f"Trainer: exchange={exchange!r} requires communicator=")
+            text = "{exchange} requires {communicator}"
+            raise SettingError(text, exchange=exchange, communicator=..., place="Trainer")
         if class_weights is not None and loss in ("mean", "sum"):
-            raise SettingError(f"Trainer: class_weights have no effect on the loss {loss!r}, which reads no labels")
+            text = "{class_weights} cannot be combined with {loss}, which reads no labels"
+            raise SettingError(text, class_weights=..., loss=loss, place="Trainer")
 
     @property
     def claim(self) -> Claim:
@@ -238,7 +245,7 @@ class Trainer(AttributeHints):
         and returns it. The weights may change; NonFiniteError leaves them as they were.
         """
         if self.driver.ranks is not None:
-            raise SettingError("step: a batch that is handed over cannot be split over ranks; need run_rows or epoch")
+            raise SettingError("step: a batch in memory cannot be split over ranks; use run_rows or epoch")
         source = FeedSource(batch, labels, weights, self.objective.input_kind, self.objective.looks_at_labels)
         result = Result() if result is None else result
         backward = backward and self.build != "forward"

@@ -27,11 +27,11 @@ class Roles:
     def __bool__(self) -> bool:
         return bool(self.drop or self.categorical or self.numeric or self.time or self.weight)
 
-    def named(self) -> str:
-        """The options that are given, for messages."""
-        return " and ".join(
-            _flag(name) for name in ("drop", "categorical", "numeric", "time", "weight") if getattr(self, name)
-        )
+    def refused(self, why: str) -> SettingError:
+        """The error for data that cannot have roles."""
+        given = [name for name in ("drop", "categorical", "numeric", "time", "weight") if getattr(self, name)]
+        text = " and ".join(f"{{{_setting(name)}}}" for name in given)
+        return SettingError(f"{why}; omit {text}", {_setting(name): ... for name in given})
 
     def of(self, data: Columns, target: int) -> dict[int, str]:
         """{index of a column: its role}; DataError for a column that is not there, SettingError for two roles."""
@@ -42,10 +42,11 @@ class Roles:
             try:
                 index = data.find(name)
             except DataError as error:
-                raise DataError(f"{error}; see {_flag(role)}") from None
+                raise DataError(f"{error}; see {{{_setting(role)}}}", setting=_setting(role)) from None
             other = "target" if index == target else found.get(index, role)
             if other != role:
-                raise SettingError(f"{_flag(role)}: {name!r:.60} is the {_WORDS[other]}, too; need one of both")
+                text = f"{{{_setting(role)}}}: {name!r:.60} is also the {_WORDS[other]}; use one role for each column"
+                raise SettingError(text, setting=_setting(role))
             found[index] = role
         return found
 
@@ -56,5 +57,5 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _flag(role: str) -> str:
-    return "weight_column (--weight-column)" if role == "weight" else f"{role} (--{role})"
+def _setting(role: str) -> str:
+    return "weight_column" if role == "weight" else role

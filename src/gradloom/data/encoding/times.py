@@ -98,8 +98,9 @@ def dates_of(data: Columns, index: int) -> tuple[np.ndarray, str, list[str]]:
         raise DataError(
             f"{data.where(row)}: column {name!r:.60}: {cell!r:.60} is no date such as {example_of(best[0])}, as"
             f" {others} other texts are; fix the cell or leave it empty, or declare it missing"
-            f" (--missing {shlex.quote(cell):.60}); --categorical {name:.60} takes all as texts"
-        )
+            f" ({{missing}} {shlex.quote(cell):.60}); {{categorical}} {name:.60} takes all as texts",
+            missing=..., categorical=...,
+        )  # fmt: skip
     return read[best[0]][texts.codes], best[0], []
 
 

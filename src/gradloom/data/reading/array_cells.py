@@ -71,13 +71,15 @@ def _texts(column: np.ndarray, what: str) -> list[str]:
     opaque = next((kind for kind in set(map(type, cells)) if _has_no_text(kind)), None)
     if opaque is not None:
         raise DataError(
-            f"{what} holds objects of type {opaque.__name__:.60}, which have no text; leave it out (--drop)"
+            f"{what} holds objects of type {opaque.__name__:.60}, which have no text; leave it out ({{drop}})",
+            drop=...,
         )
     nested = next((value for value in cells if isinstance(value, (list, tuple, dict, set, np.ndarray))), None)
     if nested is not None:
         raise DataError(
             f"{what} holds {type(nested).__name__}s of values; need one number, text, date or boolean in each row;"
-            " leave it out (--drop)"
+            " leave it out ({drop})",
+            drop=...,
         )
     try:
         return ["" if _is_missing(value) else _text(value) for value in cells]

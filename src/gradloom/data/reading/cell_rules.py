@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...base.arguments import what_is
 from ...base.errors import SettingError
 
 UTF_8 = "utf-8"
@@ -37,10 +36,12 @@ def missing_words(given: Any) -> list[str]:
     """The words without blanks at their ends, each once; a single text is one word. SettingError for anything else."""
     words = [given] if isinstance(given, str) else given
     if not isinstance(words, Sequence):
-        raise SettingError(f"missing (--missing): is {what_is(given)}; must be a list of words, such as ['unknown']")
+        raise SettingError(setting="missing", seen=given, need="a list of words, such as ['unknown']")
     for word in words:
         if not isinstance(word, str) or not word.strip() or not _is_utf_8(word):
-            raise SettingError(f"missing (--missing): {word!r:.60} is no word; must be a text such as 'unknown'")
+            raise SettingError(
+                f"{{missing}}: {word!r:.60} is not a word; must be a text such as 'unknown'", missing=...
+            )
     return list(dict.fromkeys(word.strip() for word in words))
 
 

@@ -61,9 +61,9 @@ def no_number(data: Columns, index: int, what: str, learns: bool = False) -> Dat
     assert isinstance(cells, TextCells)
     codes = cells.codes if data.picked is None else cells.codes[data.picked]
     count = int((cells.numbers[1][codes] == 0).sum())
-    declare = f", or declare it missing (--missing {shlex.quote(cell)})" if learns and len(cell) < 30 else ""
+    declare = f", or declare it missing ({{missing}} {shlex.quote(cell)})" if learns and len(cell) < 30 else ""
     why = f", as {count} of its other cells are; fix the cell or leave it empty{declare}" if count else ""
-    return DataError(f"{data.where(row)}: {what}: {cell!r:.60} is no number{why}")
+    return DataError(f"{data.where(row)}: {what}: {cell!r:.60} is no number{why}", missing=...)
 
 
 def _is_numeric(data: Columns, cells: TextCells) -> bool:

@@ -119,7 +119,7 @@ def _with_target(data: Columns, target: str | None) -> RawTable:
     try:
         index = len(data.names) - 1 if target is None else data.find(target)
     except DataError as error:
-        raise DataError(f"{error}; see target (--target)") from None
+        raise DataError(f"{error}; see {{target}}", target=...) from None
     notes = []
     if target is None:
         notes.append(
@@ -147,7 +147,7 @@ def _read_npz(path: Path, target: str | None) -> RawTable:
         if target not in arrays:
             near = difflib.get_close_matches(target, list(arrays), n=1, cutoff=0.0)
             nearest = f"the nearest is {near[0]!r:.60} (arrays: {keys_of(arrays)})"
-            raise DataError(f"{path}: no array {target!r:.60}; {nearest}; see target (--target)")
+            raise DataError(f"{path}: no array {target!r:.60}; {nearest}; see {{target}}", target=...)
         inputs = [k for k in X_KEYS if k in keys and keys[k] != target]
         if not inputs:
             raise DataError(
@@ -206,7 +206,7 @@ def _list_of_names(path: Path, key: str, array: np.ndarray) -> list[str]:
 
 def _read_idx(path: Path, target: str | None) -> RawTable:
     if target is not None:
-        raise DataError(f"{path}: is a folder of idx files, whose target is their labels; leave target (--target) out")
+        raise DataError(f"{path}: is a folder of idx files, whose labels are the target; omit {{target}}", target=...)
     arrays = read_idx_folder(path)
     raw = RawTable(str(path), arrays["training images"], arrays["training labels"], "label", array="training images")
     if "test images" in arrays:

@@ -34,8 +34,8 @@ def encoding_of(name: object) -> str:
         found = None
     # rot13 and base64 are codecs of Python, but no encodings of a text
     if found is None or not getattr(found, "_is_text_encoding", True) or found.name in _NO_CHARACTER_SETS:
-        need = "must be a character encoding, such as utf-8, cp1252, latin-1 or utf-16"
-        raise SettingError(f"encoding (--encoding) {name!r:.60}: is not known; {need}")
+        need = "a character encoding, such as utf-8, cp1252, latin-1 or utf-16"
+        raise SettingError(setting="encoding", seen=name, need=need)
     return UTF_8 if found.name == "utf-8-sig" else found.name
 
 
@@ -75,19 +75,20 @@ def utf_8_pieces(path: str | os.PathLike[str], encoding: str) -> Iterator[tuple[
         while True:
             following = _read(file, _PIECE) if read else b""
             if encoding == UTF_8 and (nul := read.find(b"\0")) >= 0:
-                raise FileError(f"{path}: byte {seen + nul + len(mark)} is {_nul(read)}")
+                raise FileError(f"{path}: byte {seen + nul + len(mark)} is {_nul(read)}", encoding=...)
             try:
                 text = decoder.decode(read, final=not following)
                 data = read if encoding == UTF_8 else text.encode()
             except UnicodeDecodeError as error:
                 at = lines + error.object[: error.start].decode(encoding, "ignore").count("\n") + 1
-                raise FileError(f"{path} line {at}: {_undecoded(error, encoding)}") from None
+                raise FileError(f"{path} line {at}: {_undecoded(error, encoding)}", encoding=...) from None
             except UnicodeError as error:  # of some decoders; of a lone surrogate
                 why = " ".join(str(error).split())
-                raise FileError(f"{path}: is no text in {encoding} ({why:.100}); see encoding (--encoding)") from None
+                text = f"{path}: is not {encoding} text ({why:.100}); see {{encoding}}"
+                raise FileError(text, encoding=...) from None
             if encoding != UTF_8 and (nul := data.find(b"\0")) >= 0:
                 at = lines + data.count(b"\n", 0, nul) + 1
-                raise FileError(f"{path} line {at}: is NUL in {encoding}; see encoding (--encoding)")
+                raise FileError(f"{path} line {at}: is NUL in {encoding}; see {{encoding}}", encoding=...)
             if most is not None and seen + len(data) > most:
                 raise too_much(path, size, most)
             lines += data.count(b"\n")
@@ -115,7 +116,7 @@ def _nul(data: bytes) -> str:
     """An explanation of a NUL in UTF-8."""
     head = data[:200]
     ends = next((end for start, end in ((1, "le"), (0, "be")) if head[start::2].count(0) * 4 > len(head)), "")
-    use = f", or use its encoding (--encoding utf-16-{ends})" if ends else ""
+    use = f", or use {{encoding}} utf-16-{ends}" if ends else ""
     return f"NUL, as in UTF-16 or in no text at all; save it as UTF-8 text{use}"
 
 
@@ -123,7 +124,7 @@ def _undecoded(error: UnicodeDecodeError, encoding: str) -> str:
     """The invalid byte, and an encoding to try."""
     wrong = error.object[error.start]
     if encoding != UTF_8:
-        return f"is not {encoding} text (byte {wrong:#04x}); see encoding (--encoding)"
+        return f"is not {encoding} text (byte {wrong:#04x}); see {{encoding}}"
     begin = max(error.object.rfind(bytes([one]), 0, error.start) for one in b',;\t\r\n"') + 1
     ends = [error.object.find(bytes([one]), error.start) for one in b',;\t\r\n"']
     cell = error.object[begin : min((end for end in ends if end >= 0), default=len(error.object))]
