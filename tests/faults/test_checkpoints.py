@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(
 )
 ALL = os.environ.get("FAULTS") == "all"
 _SAID = (
-    "was not saved", "an error followed", "cannot be removed", "cannot be written", "no checkpoint to resume", "is replaced at", "is used$",
-    "no other one$",
+    "was not saved", "an error followed", "cannot be removed", "cannot be written", "no checkpoint to resume",
+    "is replaced at", "is used$", "no other one$",
 )  # fmt: skip
 SAID = re.compile(f"gradloom: .*({'|'.join(_SAID)})|.*: this run has finished")
 STARTS = {"fresh": "resume", "interrupted": "resume", "finished": "overwrite", "fit": "resume"}  # how each run begins
