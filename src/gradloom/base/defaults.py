@@ -20,6 +20,7 @@ TABLE: dict[str, float] = {"lr": 0.002, "weight_decay": 0.05}  # of adamw that l
 # Of a table's numbers: see nn.Periodic
 EMBEDDING: dict[str, Any] = {"frequencies": 16, "width": 4, "scale": 0.2}
 MEMBERS = 8  # networks of the ensemble that learns a table
+MOST_MEMBERS = 10_000
 VALIDATED = 0.15  # share of a table's training rows that say when its training ends
 LEAST_VALIDATED = 100  # training rows of which a share can say that
 PATIENCE = 15  # evaluations without improvement

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..base.defaults import MEMBERS, PATIENCE, batch_for, dropout_for, epochs_for, folds_for, hidden_for, rate_for
+from ..base.defaults import (
+    MEMBERS,
+    MOST_MEMBERS,
+    PATIENCE,
+    batch_for,
+    dropout_for,
+    epochs_for,
+    folds_for,
+    hidden_for,
+    rate_for,
+)
 from .common import Json
 from .run_settings import (
     CheckpointEvery,
@@ -268,6 +278,8 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
     if one and (asked.ensemble or 1) > 1:
         what = "--hidden has no layer" if asked.hidden == [] else "images are learned by one network"
         raise SettingError(f"--ensemble {asked.ensemble}: {what}; need 1")
+    if (asked.ensemble or 1) > MOST_MEMBERS:
+        raise SettingError(f"--ensemble {asked.ensemble}: requires at most {MOST_MEMBERS:,} networks")
     members = 1 if one else asked.ensemble or MEMBERS
     asked = replace(asked, folds=_folds(asked.folds, members, table))
     validates = _check_validated(asked, table)
