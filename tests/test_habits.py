@@ -70,6 +70,21 @@ gl.data.read_csv("t.csv") -> AttributeError: gl.data.read_table
 gl.data.read_table("t.csv", label="y") -> TypeError: target=
 gl.data.read_table("t.csv", test_size=.2) -> TypeError: test_split=
 gl.data.StandardScaler() -> AttributeError: gl.nn.Standardize
+table_model.save("m.safetensors") -> AttributeError: use gl.save(model, path)
+table_model.fit(X, y) -> AttributeError: use gl.fit(model.net, data)
+table_model.evaluate(X, y) -> AttributeError: use model.score(rows, targets)
+table_model.classes_ -> AttributeError: use model.classes
+table_model(X) -> TypeError: use model.predict(rows)
+gl.predict(table_model, X) -> GraphError: use model.predict(rows)
+gl.evaluate(table_model, (X, y)) -> GraphError: model.score(rows, targets)
+gl.fit(table_model, (X, y)) -> GraphError: model.net for its network
+gl.fit(model, (X, y), clip_grad=1.0) -> SettingError: use max_norm=
+gl.relu(X) -> AttributeError: use gl.ops.relu
+gl.softmax(X, dim=1) -> AttributeError: use gl.ops.softmax
+gl.gelu(X) -> AttributeError: use gl.ops.gelu
+gl.ops.norm(X) -> AttributeError: gl.ops.sqrt
+gl.tensor(X, requires_grad=True) -> TypeError: use gl.parameter(data)
+gl.tensor(X, device="cuda") -> TypeError: use device= of gl.grad_tape
 gl.sklearn.MLPClassifier() -> AttributeError: gl.sklearn.Classifier
 gl.MLPClassifier() -> AttributeError: gl.sklearn.Classifier
 gl.sklearn.Classifier(hidden_layer_sizes=(100,)) -> TypeError: hidden=
@@ -219,6 +234,13 @@ gl.llm.Conversation(model).say("hi") -> DataError: chat_template=
 gl.llm.finetune(model, "d.jsonl", optimizer="adamw_torch", **kw) -> SettingError: adamw
 gl.llm.generate(model, "Once", stream=True) -> SettingError: function
 gl.llm.finetune(model, ["one text"], **kw) -> DataError: {'text': ...}
+gl.llm.Trainer(model, "d.jsonl") -> AttributeError: use gl.llm.finetune
+model.tokenizer("Once") -> TypeError: use tokenizer.encode(text)
+model.tokenizer.encode("Once", return_tensors="pt") -> TypeError: leave it out
+model.tokenizer.decode([1, 2], skip_special_tokens=True) -> TypeError: use skip_special=
+gl.llm.load("m.gguf", device_map="auto") -> TypeError: use device= of gl.llm.generate
+gl.llm.load("m.gguf", torch_dtype="auto") -> TypeError: leave it out
+gl.llm.Conversation.say(None, "hi", max_tokens=3) -> TypeError: use max_tokens= of gl.llm.Conversation
 gl.llm.merge(model, gl.llm.LoRA(4), "x.gguf") -> SettingError: Model.path
 """
 
@@ -275,7 +297,7 @@ gl.compile([gx * 2], mode="max-autotune") -> TypeError: leave it out
 (gx * 2).numpy() -> AttributeError: gl.compile
 (gx * 2).eval() -> AttributeError: x.numpy()
 gl.Variable(X) -> AttributeError: gl.parameter
-gl.nn.Parameter(X) -> AttributeError: gl.Parameter
+gl.nn.Parameter(X) -> AttributeError: use gl.parameter(data)
 gl.stop_gradient(x) -> AttributeError: gl.ops.detach
 gl.lax.scan -> AttributeError: a
 gl.tree_map -> AttributeError: model.state_dict()
@@ -375,7 +397,9 @@ def _tables(folder: Path) -> dict[str, Any]:
     y = (X[:, 0] > 0.5).astype(int)
     model = gl.nn.Sequential(gl.nn.Linear(4, 8, activation="relu"), gl.nn.Linear(8, 2))
     h = gl.fit(model, (X, y), epochs=1, progress=False)
-    return {"X": X, "y": y, "names": np.where(y, "yes", "no"), "model": model, "h": h, "clf": gl.sklearn.Classifier()}
+    clf = gl.sklearn.Classifier(epochs=1, hidden=[4], ensemble=1).fit(X, y)
+    made = {"X": X, "y": y, "names": np.where(y, "yes", "no"), "model": model, "h": h, "table_model": clf.model_}
+    return made | {"clf": gl.sklearn.Classifier()}
 
 
 def _images(folder: Path) -> dict[str, Any]:
@@ -479,14 +503,14 @@ CLASSES: dict[str, type] = {
     "eager.GradTape": GradTape, "train.History": gl.train.History, "train.EpochResult": gl.EpochResult,
     "train.Trainer": gl.Trainer, "train.Result": gl.Result, "llm.Model": gl.llm.Model, "llm.LoRA": gl.llm.LoRA,
     "llm.Tokenizer": gl.llm.Tokenizer, "llm.Run": gl.llm.Run, "data.Dataset": gl.data.Dataset,
-    "sklearn._Perceptron": gl.sklearn.Classifier,
+    "sklearn._Perceptron": gl.sklearn.Classifier, "tables.Model": gl.train.Model,
 }  # fmt: skip
 
 
 def _instructions() -> list[str]:
     tables = [
-        *habit_names.KEYWORDS.values(), habit_names.NAMES, *habit_names.ATTRIBUTES.values(), habit_names.OPTIONS,
-        habit_names.COMMANDS, *habit_names.VALUES.values(),
+        *habit_names.KEYWORDS.values(), habit_names.NAMES, *habit_names.ATTRIBUTES.values(), habit_names.COMMANDS,
+        *habit_names.OPTIONS.values(), *habit_names.VALUES.values(),
     ]  # fmt: skip
     return sorted({text for table in tables for text in table.values()})
 
@@ -536,7 +560,7 @@ def _commands() -> dict[str, Any]:
 def test_instructions_of_the_command_name_its_options_and_commands():
     commands = _commands()
     options = {one for command in commands.values() for option in command.params for one in option.opts}
-    for text in [*habit_names.OPTIONS.values(), *habit_names.COMMANDS.values()]:
+    for text in [text for table in (*habit_names.OPTIONS.values(), habit_names.COMMANDS) for text in table.values()]:
         assert set(re.findall(r"--[a-z-]+", text)) - {"--version", "--help"} <= options, text
         assert set(re.findall(r"gradloom ([a-z]+)", text)) <= set(commands), text
 
@@ -556,12 +580,30 @@ def test_instructions_of_the_command_name_its_options_and_commands():
         ("train x", "gradloom fit DATA"), ("eval m d", "gradloom evaluate"), ("perplexity m d", "gradloom evaluate"),
         ("quantize m", "not supported"), ("list", "gradloom runs"), ("inspect m", "gradloom info"),
         ("fit x.csv --epocs 3", "did you mean --epochs"),
+        ("fit x.csv --test-size 0.2", "use --test FILE; without it"), ("fit x.csv --weight-decay 1", "leave it"),
+        ("fit x.csv --output_dir o", "use --out;"), ("fit x.csv --lr-scheduler cosine", "leave it out: the rate falls"),
+        ("fit x.csv --momentum 0.9", "gl.optim.SGD(momentum=...)"), ("fit x.csv --continue", "use --resume;"),
+        ("fit x.csv --gradient_accumulation_steps 4", "--micro-batch-size"), ("fit x --batch_size 4", "--batch-size;"),
+        ("finetune m d --gradient_accumulation_steps 4", "--micro-batch-size"), ("convert m", "convert_hf_to_gguf.py"),
+        ("finetune m d --load_in_4bit", "leave it out"), ("finetune m d --ctx-size 5", "use --context;"),
+        ("finetune m d --continue", "use --resume;"), ("finetune m d --lr_scheduler cosine", "use --schedule cosine"),
+        ("generate m -ngl 20", "use --gpu-layers for -ngl"), ("chat m -ngl 20", "use --gpu-layers for -ngl"),
+        ("generate m --ctx-size 5", "leave it out"), ("generate m --num-beams 3", "use --temperature 0"),
+        ("predict m d --batch-size 3", "leave it out"),
     ],
 )  # fmt: skip
 def test_options_and_commands_of_other_tools(line, needed, capsys):
     assert main(line.split()) == 2
     out, err = capsys.readouterr()
     assert needed in err and err.count("\n") == 1 and not out
+
+
+@pytest.mark.parametrize("line", ["-h", "fit -h", "generate -h", "predict -h"])
+def test_help_has_a_short_option(line, capsys):
+    assert main(line.split()) == 0
+    short = capsys.readouterr().out
+    assert main([*line.split()[:-1], "--help"]) == 0
+    assert short == capsys.readouterr().out and "Usage: gradloom" in short
 
 
 def test_an_option_that_the_command_lacks_is_not_recommended():

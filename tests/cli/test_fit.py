@@ -173,6 +173,11 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(capsys, tmp_path)
     assert all(np.isfinite(a).all() for a in arrays.values())
 
 
+def test_an_ensemble_has_a_limit_of_its_own(capsys, tmp_path):
+    code, _, err = run(capsys, "fit", flowers(tmp_path / "t.csv"), "--ensemble", 100000, "--out", tmp_path / "out")
+    assert code == 2 and err.splitlines()[-1].startswith("gradloom: --ensemble 100000") and "10,000" in err
+
+
 def test_predictions_as_json(capsys, tmp_path):
     """The rows of the CSV in one object: of classes with probabilities, of a regression as numbers."""
     path = flowers(tmp_path / "t.csv")

@@ -10,6 +10,7 @@ from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, Ra
 
 Width = Annotated[int, Limit("a width", (("ge", 1), ("le", (1 << 31) - 1)))]
 Widths = Annotated[list[Width], Limit("whole numbers of at least 1, such as 64,64, below 2**31; or nothing: no layer")]
+Members = Annotated[int, Limit("a whole number from 1 to 10,000", (("ge", 1), ("le", 10_000)))]
 SCORES = Literal[
     "accuracy", "balanced_accuracy", "f1_macro", "roc_auc", "log_loss", "brier", "rmse", "mae", "r2"
 ]  # fmt: skip
@@ -125,7 +126,7 @@ class NetworkOptions:
         "Share of each hidden layer's outputs that a training step leaves out; 0: none. [default: 0.1; images 0]",
         decided,
     )
-    ensemble: Whole = command_option(
+    ensemble: Members = command_option(
         "fit", "Networks that learn a table side by side and are averaged. [default: 8]", decided
     )
     lr: Rate = command_option(

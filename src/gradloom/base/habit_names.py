@@ -83,7 +83,7 @@ loss criterion loss_fn objective loss_function loss_type
 metrics metric compute_metrics
 data dataset train_dataset train_data
 seed random_state random_seed rng_seed
-max_norm max_grad_norm clipnorm clip_norm grad_clip gradient_clip_val global_clipnorm
+max_norm max_grad_norm clipnorm clip_norm grad_clip clip_grad clip_grad_norm gradient_clip_val global_clipnorm
 max_value clip_value clipvalue
 progress verbose disable_tqdm
 threads n_jobs num_threads n_threads nthreads
@@ -266,6 +266,25 @@ lr_min end_value: use final=
 [load]
 n_gpu_layers: use gpu_layers= of gl.llm.generate, gl.llm.evaluate or gl.llm.finetune
 n_ctx: use context= of gl.llm.evaluate or gl.llm.finetune
+device_map device: use device= of gl.llm.generate, gl.llm.evaluate or gl.llm.finetune; gl.fit for other networks
+torch_dtype dtype: leave it out: weights stay as the file has them
+load_in_4bit load_in_8bit quantization_config: leave it out: quantised weights stay quantised
+[tensor]
+requires_grad: use gl.parameter(data), or tape.watch(x) of a gl.grad_tape()
+device: use device= of gl.grad_tape
+[encode]
+return_tensors: leave it out: the result is a list of ids
+add_special_tokens: use bos=, eos=
+padding truncation max_length: leave it out: samples are packed into rows
+[decode]
+skip_special_tokens: use skip_special=
+clean_up_tokenization_spaces: leave it out
+[say]
+max_tokens max_new_tokens n_predict: use max_tokens= of gl.llm.Conversation
+temperature: use temperature= of gl.llm.Conversation
+top_p: use top_p= of gl.llm.Conversation
+top_k: use top_k= of gl.llm.Conversation
+seed: use seed= of gl.llm.Conversation
 compile: leave it out: models are always compiled
 weights_only: leave it out: no code is loaded
 map_location: use device= of gl.fit or gl.predict
@@ -302,6 +321,8 @@ persistent: leave it out: tape.backward may be called more than once
 # under the same name (but for case and underscores) needs no entry.
 NAMES = _tables("""
 [names]
+nn.Parameter: use gl.parameter(data)
+llm.Trainer: use gl.llm.finetune(model, data)
 torch: use gl: gl.nn, gl.ops, gl.optim
 set_grad_enabled: use gl.no_grad()
 lax scan: use a loop of Python
@@ -668,6 +689,13 @@ from_pretrained: use gl.llm.LoRA.load(path, model)
 evaluate: use gl.llm.evaluate(model, data, run.adapter)
 save_model save_pretrained: use run.save(path)
 model_parameters: use run.adapter
+[tables.Model]
+save: use gl.save(model, path)
+fit: use gl.fit(model.net, data) for the network, or gradloom fit DATA
+evaluate: use model.score(rows, targets)
+transform: use model.predict(rows)
+classes_: use model.classes
+parameters named_parameters state_dict eval train to: use model.net, the network
 [train.Result]
 get_loss: use result.loss
 pred: use gl.predict(model, x)
@@ -718,7 +746,24 @@ greedy: use --temperature 0
 repeat-penalty: not supported; use --temperature or --top-p
 interactive conversation: use gradloom chat MODEL
 valid-file: use --val FILE
+continue: use --resume
+[fit]
+output-dir run-dir: use --out
+test-size test-split test-fraction: use --test FILE; without it a fifth of the rows is held out for the test
+weight-decay wd l2: leave it out: --optimizer sets it; in Python gl.optim.AdamW(weight_decay=...)
+momentum: leave it out: --optimizer sets it; in Python gl.optim.SGD(momentum=...)
+lr-scheduler lr-scheduler-type lr-schedule scheduler schedule warmup warmup-steps: leave it out: the rate falls to 0
+    along a cosine; in Python gl.optim.schedules
+[finetune]
+momentum: leave it out: --optimizer sets it; in Python gl.optim.SGD(momentum=...)
+test-size test-split: use --val-split for validation
+[predict]
+batch-size: leave it out: rows are predicted in batches of their own
+[generate chat]
+ctx-size context max-seq-length n-ctx: leave it out: the context is that of the model
+num-beams: not supported; use --temperature 0
 [commands]
+convert: not supported; convert_hf_to_gguf.py of llama.cpp writes GGUF models
 train: use gradloom fit DATA (tables, arrays, images), or gradloom finetune MODEL DATA (language models)
 fine-tune sft lora: use gradloom finetune MODEL DATA
 eval test: use gradloom evaluate MODEL DATA (language models), or gradloom predict MODEL DATA (tables)
@@ -736,4 +781,5 @@ version: use gradloom --version
 help: use gradloom --help
 serve: not supported; use gradloom chat MODEL
 """)
-OPTIONS, COMMANDS = _COMMAND["options"], _COMMAND["commands"]
+COMMANDS = _COMMAND.pop("commands")
+OPTIONS = _COMMAND  # by command; "options": of any command

@@ -40,18 +40,20 @@ def _name_hint(name: str, module: Any) -> str:
 
     known = _public(module)
     name = name.removeprefix("ggml_").removesuffix("_inplace")
-    text = NAMES.get(name) or _elsewhere(name)
+    own = f"{module.__name__.rpartition('.')[2]}.{name}"
+    text = NAMES.get(own) or NAMES.get(name) or _elsewhere(name)
     return nearest(name, known) if text is None else f"; {text}"
 
 
 def _elsewhere(name: str) -> str | None:
     """A hint that names the attribute of a loaded module with this name, ignoring case and underscores."""
-    plain = _plain(name)
-    for path, shown in _MODULES.items():
-        for known in _public(sys.modules.get(path)):
-            if _plain(known) == plain:
-                return f"use {shown}.{known}"
-    return None
+    found = [
+        (known == name, f"use {shown}.{known}")
+        for path, shown in _MODULES.items()
+        for known in _public(sys.modules.get(path))
+        if _plain(known) == _plain(name)
+    ]
+    return max(found, key=lambda one: one[0])[1] if found else None  # gl.relu: gl.ops.relu before gl.nn.ReLU
 
 
 def _plain(name: str) -> str:
@@ -90,6 +92,11 @@ def _attribute_hint(kind: type, name: str, more: Iterable[str]) -> str:
 def _attribute_error(text: str, hint: str, name: str) -> AttributeError:
     # obj=None: Python would look for a similar name itself and print a second suggestion
     return AttributeError(text + hint, name=name, obj=None)
+
+
+def not_callable(owner: object, use: str) -> TypeError:
+    """The error of a call of an object that is no function."""
+    return TypeError(f"{type(owner).__name__!r} object is not callable; use {use}")
 
 
 class AttributeHints:
@@ -213,22 +220,26 @@ class KeywordHints:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def option_hint(option: str, options: Iterable[str], arguments: Iterable[str]) -> str:
+def option_hint(option: str, options: Iterable[str], arguments: Iterable[str], command: str = "") -> str:
     """The end of a message about an option that a command does not have. options: its own, such as "--lr"; arguments:
     the names of its positional arguments, such as "model"."""
     from .habit_names import OPTIONS
 
-    options, name = list(options), option.lstrip("-").lower()
+    options, name = list(options), option.lstrip("-").lower().replace("_", "-")
     flags = {one.lstrip("-"): one for one in options}
     for known in arguments:
         if known == name or _synonym(name.replace("-", "_"), [known], "{}"):
             return f"; {known.upper()} is given without an option"
+    own, anywhere = OPTIONS.get(command, {}).get(name), OPTIONS["options"].get(name)
+    if own is not None:
+        return f"; {own}"
+    if name in flags:  # written with underscores
+        return f"; use {flags[name]}"
     text = _synonym(name.replace("-", "_"), [flag.replace("-", "_") for flag in flags], "{}")
     if text is not None:
         return f"; use {flags[text.removeprefix('use ').replace('_', '-')]}"
-    text = OPTIONS.get(name)
-    if text is not None and ("gradloom" in text or set(re.findall(r"--[a-z-]+", text)) <= set(options)):
-        return f"; {text}"
+    if anywhere is not None and ("gradloom" in anywhere or set(re.findall(r"--[a-z-]+", anywhere)) <= set(options)):
+        return f"; {anywhere}"
     near = nearest(name, flags)
     return f"; did you mean {flags[near.removeprefix('; did you mean ').removesuffix('?')]}?" if near else ""
 

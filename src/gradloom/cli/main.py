@@ -24,6 +24,7 @@ from .common import (
     OF_PYTHON,
     Quiet,
     StdoutError,
+    command_line,
     exit_code,
     give_up_stdout,
     late_exit_code,
@@ -56,6 +57,7 @@ app = typer.Typer(
     name="gradloom",
     help="Train models as planned, proved computation graphs on a small native core.",
     add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -189,12 +191,20 @@ def _hint(error: Any, context: Any) -> str:
 
     option: Any = getattr(error, "option_name", None)
     if getattr(error, "possibilities", 0) == 0 or context is None:  # no unknown option
-        unknown = re.match(r"No such command '(.*?)'", str(error.format_message()))
+        message = str(error.format_message())
+        if re.match(r"Invalid value for .*'-n'", message) and "-ngl" in command_line():
+            return "; use --gpu-layers for -ngl"
+        unknown = re.match(r"No such command '(.*?)'", message)
         return command_hint(unknown[1]) if unknown else ""
     error.possibilities = None  # the parser's own suggestions, by spelling
     parameters = context.command.params
     arguments = [one.name for one in parameters if one.param_type_name == "argument"]
-    return option_hint(option, [name for one in parameters for name in one.opts if name.startswith("--")], arguments)
+    return option_hint(
+        option,
+        [name for one in parameters for name in one.opts if name.startswith("--")],
+        arguments,
+        context.command.name,
+    )
 
 
 def _unheard(error: StdoutError | BrokenPipeError) -> int:

@@ -13,6 +13,7 @@ from ..base.arrays import as_array
 from ..base.dtypes import DType, f32
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradientError, GradloomError, GraphError, ShapeError
+from ..base.habits import hinted
 from ..graph.leaves import Parameter
 from ..graph.numbers import converted, kind_of
 from ..graph.scope import user_location
@@ -154,6 +155,7 @@ _F32 = np.dtype(np.float32)
 new_tensor = object.__new__  # Tensor without its __init__
 
 
+@hinted
 def tensor(data: Any, dtype: str | DType | None = None) -> Tensor:
     """A tensor of these numbers (copied): f32 for floats, i32 for whole numbers of NumPy and lists of them, u8 for
     bools, unless `dtype` states which; a single whole number of Python is a float. A value of a graph is that value, so

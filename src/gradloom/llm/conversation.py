@@ -10,6 +10,7 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError, SettingError
+from ..base.habits import hinted
 from ..train.arguments import check_names
 from .arguments import adapter_of
 from .chat import ChatTemplate
@@ -70,6 +71,7 @@ class Conversation:
         self._versions: list[int] = []  # of the adapter's arrays, when these tokens were computed
         self._began = len(self.messages)
 
+    @hinted
     def say(self, text: str, stream: Callable[[str], Any] | None = None) -> Generated:
         """The model's reply to this turn of the user; both are appended to `messages`. stream: as in gl.llm.generate.
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ..base.arguments import as_bool
 from ..base.errors import DataError, FileError, SettingError
-from ..base.habits import AttributeHints
+from ..base.habits import AttributeHints, hinted, not_callable
 from . import bpe
 from .bpe import SPACE, Bpe, id_array
 from .pretokenizers import PRE_TOKENIZERS, Pre
@@ -172,8 +172,13 @@ class Tokenizer(AttributeHints):
             )
         return array[: self.vocab_size]
 
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """TypeError that names `encode`: tokenizers of other libraries are called."""
+        raise not_callable(self, "tokenizer.encode(text)")
+
     # -- text to ids ---------------------------------------------------------------------------------------------
 
+    @hinted
     def encode(self, text: str, special: bool = True, bos: bool | None = None, eos: bool | None = None) -> list[int]:
         """Ids of a text, as in llama.cpp.
 
@@ -302,6 +307,7 @@ class Tokenizer(AttributeHints):
 
     # -- ids to text ---------------------------------------------------------------------------------------------
 
+    @hinted
     def decode(self, ids: Iterable[int], skip_special: bool = False, continued: bool = False) -> str:
         """The text of ids, the inverse of encode if one exists. Bytes that are not UTF-8 become U+FFFD.
 

@@ -251,6 +251,7 @@ for _function in (
     globals()[_function.__name__].__module__ = __name__  # where pickle finds it
 
 if not TYPE_CHECKING:
+    del globals()["norm"]  # the submodule: gl.ops.norm is reported like other missing names
 
     def __getattr__(name: str) -> Any:
         raise missing_name(__name__, name)

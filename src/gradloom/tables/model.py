@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..base.arguments import what_is
 from ..base.arrays import place_in
 from ..base.described import LONGEST, Described, parse
 from ..base.errors import DataError, FileError, GradloomError, GraphError, SettingError
+from ..base.habits import AttributeHints, not_callable
 from ..base.html import html_table, html_text
 from ..base.terminal import in_one_line
 from ..data.encoding.preprocess import Preprocess
@@ -42,7 +43,7 @@ _FORMAT = 2  # 1 knew the perceptrons of `gradloom fit` alone
 
 
 @dataclass(repr=False)
-class Model:
+class Model(AttributeHints):
     """A trained network with the preprocessing of rows and outputs: saved by `gradloom fit`, read by gl.load.
 
     net         the network: features f32 [rows, features] -> logits, or standardised targets
@@ -71,6 +72,10 @@ class Model:
     def classes(self) -> list[str]:
         """The names of the classes, in the order of predict_proba's columns; none of a regression."""
         return list(self.preprocess.classes)
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """TypeError that names `predict`: the network alone is called with features."""
+        raise not_callable(self, "model.predict(rows), or model.net(features)")
 
     def predict(self, rows: Any, *, encoding: str | None = None, **options: Any) -> np.ndarray:
         """The class (a text) of each row, [rows]; of a regression numbers in the units of the target, f64 [rows], or

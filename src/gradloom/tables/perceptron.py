@@ -94,7 +94,10 @@ def need_room(preprocess: Preprocess, hidden: Sequence[int], members: int = 1) -
     count += (preprocess.inputs + 1) * preprocess.outputs if hidden and not images and has_shortcut(preprocess) else 0
     count *= members if hidden and not images else 1
     what = f"{count:,} parameters need {show_bytes(16 * count)} of memory to train"
-    need_memory(16 * count, f"hidden layers {','.join(map(str, hidden)):.80}: {what}", "need smaller ones")
+    layers, need = f"hidden layers {','.join(map(str, hidden)):.80}", "need smaller ones"
+    if members > 1:
+        layers, need = f"{members:,} networks with {layers}", "need fewer (--ensemble), or smaller ones"
+    need_memory(16 * count, f"{layers}: {what}", need)
 
 
 def optimizer_for(

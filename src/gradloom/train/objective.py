@@ -292,6 +292,9 @@ def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | MarkedGra
     if isinstance(model, type):
         raise GraphError(f"model: got the class {model.__name__}; need one that is made: {model.__name__}(...)")
     is_pair = isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], Value)
+    if hasattr(type(model), "predict_proba") and hasattr(model, "net"):
+        need = "use model.predict(rows) or model.score(rows, targets) for tables, and model.net for its network"
+        raise GraphError(f"model: got the {type(model).__name__} of a table; {need}")
     if not callable(model) and not is_pair:
         need = "a module, a function, a gl.Graph or a pair (input, outputs)"
         raise GraphError(f"model: got {type(model).__name__}; need {need}")
