@@ -74,7 +74,7 @@ def test_a_new_field_is_in_settings_files(tmp_path: Path) -> None:
     file.write_bytes(save(kind(noise=0.25), {}))
     assert read(kind, file)["noise"] == 0.25
     file.write_text("noise = 2\n")
-    with pytest.raises(SettingError, match=r"noise = 2: need a number of at least 0 and below 1"):
+    with pytest.raises(SettingError, match=r"noise = 2: must be a number of at least 0 and below 1"):
         read(kind, file)
 
 

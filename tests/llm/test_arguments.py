@@ -76,12 +76,12 @@ def test_a_model_where_a_path_is_needed(files: tuple[Path, Path, Path], tmp_path
     model = load(path)
     for call, wrong in (
         (lambda: load(model), "load: model is a Model; must be the path of a GGUF file"),  # type: ignore[arg-type]
-        (lambda: gl.llm.merge(model, gguf, tmp_path / "m.gguf"), "merge: model_path is a Model; need a path"),
-        (lambda: gl.llm.merge(path, LoRA(), tmp_path / "m.gguf"), "merge: adapter_path is a LoRA; need a path"),
-        (lambda: gl.llm.merge(path, gguf, None), "merge: out_path is a NoneType; need a path"),
-        (lambda: LoRA.load(LoRA(), model), "LoRA.load: path is a LoRA; need a path"),
+        (lambda: gl.llm.merge(model, gguf, tmp_path / "m.gguf"), "merge: model_path is a Model; must be a path"),
+        (lambda: gl.llm.merge(path, LoRA(), tmp_path / "m.gguf"), "merge: adapter_path is a LoRA; must be a path"),
+        (lambda: gl.llm.merge(path, gguf, None), "merge: out_path is a NoneType; must be a path"),
+        (lambda: LoRA.load(LoRA(), model), "LoRA.load: path is a LoRA; must be a path"),
         (lambda: gl.llm.read_samples(path.with_suffix(".txt"), model), "read_samples: tokenizer is a Model; need"),
-        (lambda: gl.llm.read_samples(model, model.tokenizer), "read_samples: path is a Model; need a path"),
+        (lambda: gl.llm.read_samples(model, model.tokenizer), "read_samples: path is a Model; must be a path"),
         (lambda: gl.llm.pack(rows_of(), 16), "pack: samples is a SimpleNamespace; need Samples (gl.llm.read_samples)"),
     ):
         with pytest.raises(SettingError, match="^" + re.escape(wrong)):

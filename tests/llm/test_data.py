@@ -494,7 +494,7 @@ def test_options_of_other_data_are_refused(tmp_path, row, option):
     if row in mine:
         _kind_of(tmp_path, row, **{option: value})
         return
-    with pytest.raises(DataError, match=rf"^.*d\.\w+(:1)?: is .*, {option}( \(--[a-z-]+\))? needs "):
+    with pytest.raises(DataError, match=rf"^.*d\.\w+(:1)?: is .*; {option} requires "):
         if row is None:
             (tmp_path / "d.txt").write_text("once upon a time")
             read_samples(tmp_path / "d.txt", tokenizer(), **{option: value})
@@ -513,7 +513,7 @@ def test_more_options_of_other_data(tmp_path):
     assert read_samples(tmp_path / "d.txt", tokenizer(), train_on_all=True, special=False).report.kind
     for row, options, message in (
         (TEXTS, {"train_on_all": False}, "is a text; train_on_all=False requires"),
-        (PAIRS, {"as_chat": True, "separator": " "}, "is a prompt and its completion, separator needs prompts and"),
+        (PAIRS, {"as_chat": True, "separator": " "}, "is a prompt and its completion; separator requires prompts and"),
         (PAIRS, {"text_key": "text", "prompt_key": "prompt"}, "text_key requires a .jsonl of texts"),
     ):
         with pytest.raises(DataError, match=re.escape(message)):

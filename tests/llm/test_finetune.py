@@ -310,10 +310,14 @@ def test_a_new_run_begins_its_schedule_anew(tmp_path: Path) -> None:
     path, data = write(tmp_path, "llama", layers=1), packed(8, 16)
     first = run_on(path, data, LoRA(rank=2, seed=0), steps=4)
     gl.save(first.trainer.optimizer_state, tmp_path / "o.safetensors")
-    run = Run(load(path), data, first.adapter, steps=4, lr=1e-2, val_split=0.0, threads=1)
+    rates = []
+
+    def note(at: Any) -> None:
+        rates.append(run.optimizer.at(run.trainer.steps - 1, 0)["opt.lr"])
+
+    run = Run(load(path), data, first.adapter, steps=4, lr=1e-2, val_split=0.0, threads=1, on_progress=note)
     gl.load(run.trainer.optimizer_state, tmp_path / "o.safetensors")
-    before, rates = trained(run), []
-    run.loop.on_progress = lambda at: rates.append(run.optimizer.at(run.trainer.steps - 1, 0)["opt.lr"])
+    before = trained(run)
     run.train(progress=False)
     assert run.steps == 4 and run.trainer.steps == 8 and run.rate(3, 0) > 0
     assert rates[-1] == pytest.approx(run.rate(3, 0))
@@ -346,9 +350,9 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -
             SettingError,
             "lr=.* and optimizer are mutually exclusive",
         ),
-        ({"train_dtype": "f32"}, SettingError, "belong to method='full'"),
-        ({"tensors": "attn_q"}, SettingError, "belong to method='full'"),
-        ({"tensors": "all"}, SettingError, "belong to method='full'"),
+        ({"train_dtype": "f32"}, SettingError, "requires method='full'"),
+        ({"tensors": "attn_q"}, SettingError, "requires method='full'"),
+        ({"tensors": "all"}, SettingError, "requires method='full'"),
         ({"adapter": LoRA(), "method": "full"}, SettingError, "method='full' cannot be combined with a LoRA"),
         (
             {"adapter": TrainedTensors(), "method": "lora"},

@@ -51,7 +51,7 @@ def test_default_targets_and_all(tmp_path: Path) -> None:
         ("attn_out", "did you mean attn_output?"),
         ("blk.7.attn_q", "did you mean blk."),
         ("output", "matches no tensor"),  # the embedding is shared
-        ((), "targets: none given"),
+        ((), "at least one tensor"),
     ],
 )
 def test_an_unknown_target_names_the_nearest(tmp_path: Path, targets, message: str) -> None:

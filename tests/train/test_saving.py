@@ -248,7 +248,7 @@ def test_a_model_is_saved_only_as_load_takes_it(tmp_path):
         ("loss", np.float32(1), "float32 is not JSON"),
     ):
         model.metrics[name] = value
-        with pytest.raises(gl.FileError, match=f"m.safetensors: what describes the model is not .*{said}"):
+        with pytest.raises(gl.FileError, match=f"m.safetensors: the description of the model cannot be saved .*{said}"):
             gl.save(model, file)
     model.metrics.clear()
     weights = {name: np.array(array) for name, array in model.net.state_dict().items()}
