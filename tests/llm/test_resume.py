@@ -274,7 +274,7 @@ def test_a_continued_run_resumes_too(path: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_continued(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FileError, match="there is no checkpoint in it; need the folder of a run of finetune"):
         continued(path, continue_from=tmp_path / "none")
-    with pytest.raises(SettingError, match="keep_optimizer without continue_from"):
+    with pytest.raises(SettingError, match="keep_optimizer=True requires continue_from"):
         continued(path, keep_optimizer=True)
     gl.fit(gl.nn.Linear(2, 1), np.zeros((4, 2)), loss="mean", run=tmp_path / "fit", progress=False, epochs=1)
     with pytest.raises(FileError, match="its checkpoint is of no fine-tuning"):

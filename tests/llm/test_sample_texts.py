@@ -108,9 +108,9 @@ def test_the_plan_counts_them(tmp_path: Path) -> None:
     ("options", "error", "message"),
     [
         ({"sample_every": "9steps"}, SettingError, "sample_every='9steps' requires sample_prompt"),
-        ({"sample_tokens": 9, "sample_temperature": 0.5}, SettingError, "sample_tokens, sample_temperature without"),
+        ({"sample_tokens": 9, "sample_temperature": 0.5}, SettingError, "sample_tokens=9 requires sample_prompt"),
         ({"sample_prompt": []}, SettingError, r"sample_prompt=\[\]: must be a text, or a list of texts"),
-        ({"sample_prompt": [3]}, SettingError, "need a text, or a list of texts"),
+        ({"sample_prompt": [3]}, SettingError, "must be a text, or a list of texts"),
         ({"sample_prompt": "a", "sample_every": "9min"}, SettingError, "sample_every='9min': must be"),
         ({"sample_prompt": "a", "sample_tokens": 0}, SettingError, "sample_tokens=0: must be"),
         ({"sample_prompt": "a", "sample_temperature": -1}, SettingError, "temperature=-1: must be"),

@@ -59,15 +59,15 @@ def test_a_run_tells_what_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("where", "line"),
     [
-        ("run_folder.write_inside", "run.json cannot be written: not enough memory"),
-        ("run_folder.take_over", "saved.* the older run in .*a was not replaced yet: not enough memory"),
+        ("folder.write_inside", "run.json cannot be written: not enough memory"),
+        ("folder.replace_old", "saved.* the older run in .*a was not replaced yet: not enough memory"),
         ("checkpoint.prune", "old checkpoints cannot be removed: not enough memory"),
     ],
 )
 def test_what_follows_a_checkpoint_is_named_where_memory_is_short(tmp_path, monkeypatch, where, line):
     trained(tmp_path / "a", 1)
     module, name = where.split(".")
-    place = importlib.import_module(f"gradloom.train.{module}")
+    place = importlib.import_module(f"gradloom.runs.{module}")
     own, seen = getattr(place, name), []
 
     def fails_at_first(*given):
