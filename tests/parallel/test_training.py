@@ -161,8 +161,8 @@ def test_threads_may_be_said_for_one_rank_alone(tmp_path, first, second):
 @pytest.mark.parametrize(
     "environment, options, said",
     [
-        ((), ("--device", "tpu"), "--device tpu: is not known"),
-        (("GRADLOOM_THREADS=0",), (), "GRADLOOM_THREADS='0' is not usable"),
+        ((), ("--device", "tpu"), "--device tpu: must be"),
+        (("GRADLOOM_THREADS=0",), (), "GRADLOOM_THREADS='0': must be"),
     ],
 )
 def test_why_one_rank_alone_ends_is_said(tmp_path, environment, options, said):
