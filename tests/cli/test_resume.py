@@ -180,7 +180,7 @@ def test_nothing_to_resume_starts_anew_and_says_so(capsys, tmp_path):
         and "no such folder, so there is no run to go on with; need the folder of a run, or DATA to begin" in err
     )
     code, _, err = run(capsys, "fit", data, "--resume", "--overwrite", "--out", tmp_path / "a")
-    assert code == 2 and "resume and overwrite" in err
+    assert code == 2 and "mutually exclusive" in err
 
 
 KILLED = """

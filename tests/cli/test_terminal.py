@@ -63,7 +63,7 @@ def test_the_display_of_a_training(monkeypatch, live):
     monkeypatch.setenv("TERM", "xterm" if live else "dumb")
     stream = Terminal()
     with Display(2, stream=stream) as display:
-        display.say(f"name {STEERING}")
+        display.print_line(f"name {STEERING}")
         display._training = [f"metric {STEERING}"]
         display._refresh(0.0)
     text = stream.getvalue()
