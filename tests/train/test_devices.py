@@ -213,7 +213,7 @@ def test_what_does_not_go_with_devices_is_refused() -> None:
     ):
         with pytest.raises(gl.SettingError, match=message):
             gl.Trainer(net, **options)
-    with pytest.raises(gl.SettingError, match="is said to lie on 'cpu2'; need one of 'cpu', 'cpu1'"):
+    with pytest.raises(gl.SettingError, match="is assigned to 'cpu2'; must be one of 'cpu', 'cpu1'"):
         gl.Trainer(cut(net, 2), devices=("cpu", "cpu1")).step(*[a[:4] for a in table()])
 
 
@@ -253,7 +253,7 @@ def test_every_function_refuses_what_names_no_devices(devices: Any, seen: str) -
 def test_one_name_among_devices_does_not_outweigh_what_was_said() -> None:
     """As several do not; device= does, and that is what it is for."""
     x, y = table()
-    with pytest.raises(gl.SettingError, match=r"parameter 2\.weight at test_devices\.py:\d+ is said to lie on 'cpu2'"):
+    with pytest.raises(gl.SettingError, match=r"parameter 2\.weight at test_devices\.py:\d+ is assigned to 'cpu2'"):
         gl.Trainer(cut(mlp(), 2, "cpu", "cpu2"), devices=("cpu",)).step(x[:4], y[:4])
     value = gl.input("x", (4,))
     with gl.device("cpu1"):

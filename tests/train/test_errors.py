@@ -211,7 +211,7 @@ REFUSED = {
     "an unknown loss": (
         lambda **o: fit(net(), loss="crossentropy", **o),
         gl.SettingError,
-        "need one of cross_entropy, mse, mean, sum",
+        "must be one of cross_entropy, mse, mean, sum",
     ),
     "targets of another shape": (
         lambda **o: fit(net(), (X, X[:, :2]), loss="mse", **o),
@@ -321,7 +321,7 @@ def test_refused(backend, what):
 
 
 def test_an_unknown_isa_and_backend():
-    with pytest.raises(gl.BackendError, match="isa: 'sse' cannot run here; need one of"):
+    with pytest.raises(gl.BackendError, match="isa: 'sse' cannot run here; must be one of"):
         fit(net(), isa="sse")
     with pytest.raises(gl.BackendError, match="backend: 'tpu' is not known"):
         fit(net(), backend="tpu")
