@@ -258,7 +258,7 @@ def test_one_name_among_devices_does_not_outweigh_what_was_said() -> None:
     value = gl.input("x", (4,))
     with gl.device("cpu1"):
         out = gl.ops.exp(value)
-    message = r"devices: exp \S* ?at test_devices\.py:\d+ is said to run on 'cpu1'; need one of 'cpu', or that device"
+    message = r"devices: exp \S* ?at test_devices\.py:\d+ is assigned to 'cpu1'; must be one of 'cpu', or that device"
     for one in (("cpu",), ["cpu"], "cpu"):
         with pytest.raises(gl.SettingError, match=message):
             gl.compile(out, devices=one)
