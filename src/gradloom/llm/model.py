@@ -72,8 +72,9 @@ class Model(AttributeHints):
         architecture = metadata.get("general.architecture")
         if architecture is None:
             raise FileError(f"{path}: metadata general.architecture is missing; need a GGUF model")
-        if metadata.get("general.type", "model") != "model":
-            raise FileError(f"{path}: is of type {one_line(metadata['general.type'])}; need a model")
+        kind = metadata.get("general.type", "model")
+        if not isinstance(kind, str) or kind != "model":
+            raise FileError(f"{path}: is of type {one_line(kind)}; need a model")
         family = families.find(architecture)
         if family is None:
             shown = " ".join(str(architecture).split())[:60]

@@ -17,7 +17,7 @@ def names() -> tuple[str, ...]:
 
 def find(architecture: object) -> Family | None:
     """The family of an architecture, a value of an untrusted file; None if it is not supported."""
-    if architecture not in names():
+    if not isinstance(architecture, str) or architecture not in names():
         return None
     family: Family = import_module(f".{architecture}", __name__).FAMILY
     return family
