@@ -61,7 +61,7 @@ def test_a_trainer_of_an_adapter_that_is_not_there() -> None:
 @pytest.mark.no_adapter
 def test_device_and_backend_are_one_setting() -> None:
     y = ops.exp(gl.input("x", (3,)))
-    with pytest.raises(gl.SettingError, match="compile: device='gpu' and backend='cpu' are aliases"):
+    with pytest.raises(gl.SettingError, match="compile: device='gpu' and backend='cpu' are mutually exclusive"):
         gl.compile(y, device="gpu", backend="cpu")
     with refused("device", 3, place="compile"):
         gl.compile(y, device=3)  # type: ignore[arg-type]

@@ -138,13 +138,13 @@ def test_auto_keeps_to_its_budget_and_takes_as_many_as_fit(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ({"gpu_layers": "auto"}, "gpu_layers='auto' without gpu_memory"),
+        ({"gpu_layers": "auto"}, "gpu_layers='auto' requires gpu_memory"),
         ({"gpu_layers": -1}, "gpu_layers=-1: must be a number of blocks, or 'auto'"),
         ({"gpu_layers": True}, "gpu_layers=True: must be"),
         ({"gpu_layers": "2"}, "gpu_layers='2': must be"),
         ({"gpu_layers": 1, "gpu_memory": "much"}, "gpu_memory='much': must be bytes, or a text such as"),
-        ({"gpu_memory": "1GiB"}, "gpu_memory without gpu_layers"),
-        ({"gpu_layers": 1, "device": "null"}, "device='null'.*; need .*'gpu:1'"),
+        ({"gpu_memory": "1GiB"}, "gpu_memory='1GiB' requires gpu_layers"),
+        ({"gpu_layers": 1, "device": "null"}, "device='null'; use .*'gpu:1'"),
         ({"gpu_layers": 1, "devices": ("gpu", "cpu")}, "gpu_layers and devices are mutually exclusive"),
         ({"gpu_layers": 1, "device": "cpu", "gpu_memory": "0"}, "gpu_memory='0': must be"),
     ],
