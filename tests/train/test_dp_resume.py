@@ -161,7 +161,7 @@ from tests.train.test_dp_resume import train
 signal_number, seconds = int(sys.argv[3]), float(sys.argv[4])
 if signal_number:
     threading.Timer(seconds, os.kill, (os.getpid(), signal_number)).start()
-made = train(run=sys.argv[1], resume=True, checkpoint_every="0.01s", iterations=400)
+made = train(run=sys.argv[1], resume=True, checkpoint_every="0.01s", iterations=2000)
 np.savez(sys.argv[2], losses=made.loss_history, **made.model.state_dict())
 os._exit(0)
 """
@@ -169,7 +169,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("number", [9, 2])
 def test_killed_at_any_moment(number, tmp_path):
-    whole = train(iterations=400)
+    whole = train(iterations=2000)
     goal = {"losses": np.array(whole.loss_history), **whole.model.state_dict()}
     ended, sessions = False, 0
     for seconds in (0.4, 0.6):
