@@ -45,9 +45,7 @@ _Links = tuple[tuple[Any, Any, Any], ...]
 
 _OWN = ("_inits", "_unassigned", "_paths_below")  # attributes that are no part of the tree
 _NOT_OUTLINED = {*_OWN, "_training", "_drawn_at", "_paths_at"}  # nor part of what forward reads; see `training`
-_changes = (
-    object()
-)  # replaced after each change to any tree of modules: cached properties of a tree are valid until then
+_changes = object()  # replaced after each change to any tree of modules: cached properties of a tree end then
 
 _mode: ContextVar[bool | None] = ContextVar("gradloom_mode", default=None)  # that of all modules, where one is set
 
