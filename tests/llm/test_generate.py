@@ -223,7 +223,7 @@ def test_prompts_of_ids_and_what_they_count(stories):
         ({"prompt": [1, 512]}, DataError, "token id 512 at place 1; need 0..511, the vocabulary"),
         ({"prompt": [1, -1]}, DataError, "token id -1 at place 1"),
         ({"temperature": -1}, SettingError, "temperature=-1: must be"),
-        ({"stop": ""}, SettingError, "must be texts that are not empty"),
+        ({"stop": ""}, SettingError, "stop='': must be texts that are not empty"),
     ],
 )
 def test_what_cannot_be_generated(stories, arguments, kind, message):

@@ -330,9 +330,7 @@ def continued(
 ) -> Generated:
     """Continue the text of a generator and these tokens; see generate."""
     tokenizer = generator.model.tokenizer
-    text = _Text(
-        tokenizer.stream(continued=generator.length + len(ids) > 1), (stop,) if isinstance(stop, str) else stop, stream
-    )
+    text = _Text(tokenizer.stream(continued=generator.length + len(ids) > 1), stop, stream)
     ends, tokens, ended = tokenizer.end_ids, [], "length"
     began = time.perf_counter()
     first = None
@@ -397,9 +395,10 @@ def generator_for(model: Model, adapter: Adapter | None, rows: int, **options: A
 class _Text:
     """Text built token by token: streamed, and cut before the first stop text."""
 
-    def __init__(self, decoder: Any, stops: Sequence[str], stream: Callable[[str], Any] | None) -> None:
+    def __init__(self, decoder: Any, stop: str | Sequence[str], stream: Callable[[str], Any] | None) -> None:
+        stops = (stop,) if isinstance(stop, str) else stop
         if not isinstance(stops, Collection) or any(not isinstance(s, str) or not s for s in stops):
-            raise SettingError(setting="stop", seen=stops, need="texts that are not empty")
+            raise SettingError(setting="stop", seen=stop, need="texts that are not empty")
         self.decoder, self.stops, self.stream = decoder, tuple(stops), stream
         self.text = ""  # streamed so far
         self._held = ""  # may be the beginning of a stop text
