@@ -64,22 +64,21 @@ inline bool spin_while(const std::atomic<uint32_t>& word, uint32_t seen) {
 }
 
 // A word that one side bumps and others wait for. The sequentially consistent order of (store word, load asleep)
-// against (store asleep, load word) makes sure that no sleeper is missed.
+// against (count asleep, load word) makes sure that no sleeper is missed. Only a sleeper takes itself out of `asleep`:
+// cleared by who rings, the mark of one that slept again meanwhile would be lost, and with it each later ring.
 struct Bell {
   alignas(64) std::atomic<uint32_t> word{0};
-  alignas(64) std::atomic<uint32_t> asleep{0};
+  alignas(64) std::atomic<uint32_t> asleep{0};  // threads in word.wait, or about to be
 
   void ring(uint32_t value) {
     word.store(value, std::memory_order_seq_cst);
-    if (asleep.load(std::memory_order_seq_cst) && asleep.exchange(0, std::memory_order_seq_cst)) word.notify_all();
+    if (asleep.load(std::memory_order_seq_cst)) word.notify_all();
   }
   uint32_t wait(uint32_t seen) {
     if (!spin_while(word, seen)) {
-      for (;;) {
-        asleep.store(1, std::memory_order_seq_cst);
-        if (word.load(std::memory_order_seq_cst) != seen) break;
-        word.wait(seen, std::memory_order_seq_cst);
-      }
+      asleep.fetch_add(1, std::memory_order_seq_cst);
+      while (word.load(std::memory_order_seq_cst) == seen) word.wait(seen, std::memory_order_seq_cst);
+      asleep.fetch_sub(1, std::memory_order_relaxed);
     }
     return word.load(std::memory_order_acquire);
   }

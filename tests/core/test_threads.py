@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gradloom import _core
 from tests.core.harness import ARG, arg
+from tests.core.test_simd import COMPILER
 from tests.core.test_vm import Tape, in_child, vec
 
 N = 1 << 19
@@ -180,6 +183,17 @@ def test_teams_together_have_no_more_threads_than_cores() -> None:
         return 0 if found == (1, 2, 2, 4) else 16 + sum(found)
 
     assert in_child(child) == 0
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
+def test_no_helper_sleeps_through_its_call(tmp_path: Path) -> None:
+    """A helper that slept again while a call went out was never called again: teams of another width never began."""
+    source = Path(__file__).resolve().parent.parent / "csrc" / "threads_check.cpp"
+    program = tmp_path / "threads_check"
+    built = subprocess.run([COMPILER, "-std=c++20", "-O2", "-pthread", source, "-o", program], capture_output=True)
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([program, "20000"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")
