@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -13,6 +14,8 @@ from tests.budgets import Budgets
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: tests send it to their own process
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+os.environ.pop("PYTHONUNBUFFERED", None)  # commands that the tests start buffer their output, as for most users
 
 
 def pytest_configure(config: pytest.Config) -> None:

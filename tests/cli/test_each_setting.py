@@ -78,6 +78,7 @@ ODD: dict[str, list[Any]] = {
     "out": ["t.csv/out"],
     "log": ["csv", ["nothing"], 3],
     "class_weight": [{"a": 1}],
+    "ensemble": [0, 1.5, "three", True, 10_001],
 }
 OF_ONE_COMMAND = {"fit": {"eval_rows": [3], "eval_every": ["1steps"]}, "finetune": {"val": ["nowhere.txt"]}}
 NOT_AS_OPTION = {  # what an option cannot say, or says rightly

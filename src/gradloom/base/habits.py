@@ -67,26 +67,11 @@ def _public(module: Any) -> list[str]:
     return list(names)
 
 
-def missing_attribute(owner: object, name: str, more: Iterable[str] = ()) -> AttributeError:
-    """The error of an object without this attribute. more: attributes that its class does not list."""
-    kind = type(owner)
-    hint = "" if name.startswith("_") else _attribute_hint(kind, name, more)
-    return _attribute_error(f"{kind.__name__!r} object has no attribute {name!r}", hint, name)
-
-
-def _attribute_hint(kind: type, name: str, more: Iterable[str]) -> str:
-    from .habit_names import ATTRIBUTES, NAMES
-
-    for base in kind.__mro__:
-        text = ATTRIBUTES.get(f"{base.__module__.removeprefix('gradloom.').partition('.')[0]}.{base.__name__}", {})
-        if name in text:
-            return f"; {text[name]}"
-    is_value = any(base.__name__ == "Value" for base in kind.__mro__)
-    if is_value and name in NAMES and "gl.ops" in NAMES[name]:
-        return f"; {NAMES[name]}"
-    if is_value and name in _public(sys.modules.get("gradloom.ops")):
-        return f"; use gl.ops.{name}(x)"
-    return nearest(name, [*more, *(known for known in dir(kind) if not known.startswith("_"))])
+def missing_attribute(owner: object, name: str, known: Iterable[str]) -> AttributeError:
+    """The error of an object that looks attributes up itself: the class's hint, else the nearest of the known names."""
+    own = _static(type(owner), name)
+    hint = f"; {own.hint}" if isinstance(own, _Missing) else "" if name.startswith("_") else nearest(name, known)
+    return _attribute_error(f"{type(owner).__name__!r} object has no attribute {name!r}", hint, name)
 
 
 def _attribute_error(text: str, hint: str, name: str) -> AttributeError:
@@ -99,17 +84,58 @@ def not_callable(owner: object, use: str) -> TypeError:
     return TypeError(f"{type(owner).__name__!r} object is not callable; use {use}")
 
 
+class _Missing:
+    """An attribute that a class does not have, and what to use in its place."""
+
+    __slots__ = ("hint", "name")
+
+    def __init__(self, name: str, hint: str) -> None:
+        self.name, self.hint = name, hint
+
+    def __get__(self, owner: object, kind: type) -> Any:
+        text = f"{kind.__name__!r} object has no attribute {self.name!r}"
+        raise _attribute_error(text, f"; {self.hint}", self.name)
+
+
 class AttributeHints:
-    """A class whose missing attributes are reported together with the replacement."""
+    """A class for which the names of other libraries are errors that name the replacement.
+
+    They are descriptors, not a `__getattr__`: a class with one loses CPython's fast access to all attributes (3.11).
+    """
 
     __slots__ = ()
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
-            if hasattr(type(self), name):  # an empty slot, or a property that has failed: its own error
-                return object.__getattribute__(self, name)
-            raise missing_attribute(self, name)
+        def __init_subclass__(cls, **options: Any) -> None:
+            from .habit_names import ATTRIBUTES
+
+            super().__init_subclass__(**options)
+            section = f"{cls.__module__.removeprefix('gradloom.').partition('.')[0]}.{cls.__name__}"
+            hint_attributes(cls, ATTRIBUTES.get(section, {}))
+
+        def __dir__(self) -> list[str]:
+            return [name for name in super().__dir__() if not isinstance(_static(type(self), name), _Missing)]
+
+
+def hint_attributes(kind: type[AttributeHints], hints: Mapping[str, str]) -> None:
+    """From now on each of these names that the class does not have is an AttributeError with its instruction."""
+    for name, hint in hints.items():
+        if _static(kind, name) is None:
+            setattr(kind, name, _Missing(name, hint))
+
+
+def hint_ops(kind: type[AttributeHints], names: Iterable[str]) -> None:
+    """The same for the names of ops, which are functions here, and for those of other libraries."""
+    from .habit_names import NAMES
+
+    hint_attributes(kind, {name: text for name, text in NAMES.items() if "gl.ops" in text and name.isidentifier()})
+    hint_attributes(kind, {name: f"use gl.ops.{name}(x)" for name in names})
+
+
+def _static(kind: type, name: str) -> Any:
+    """What a class holds under a name, not bound."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
 # ---- unexpected keywords ---------------------------------------------------------------------------------------------

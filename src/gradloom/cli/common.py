@@ -412,6 +412,18 @@ def streams() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = old
+        for stream in filter(None, old):
+            _flush(stream)
+
+
+def _flush(stream: TextIO) -> None:
+    """Write what is buffered, to /dev/null if need be: Python's own flush at exit would fail, and make the exit code
+    120."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _is_open(number: int) -> bool:
@@ -420,9 +432,3 @@ def _is_open(number: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def give_up_stdout() -> None:
-    """Send what is still buffered for stdout to /dev/null: flushing it at exit would fail."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -26,7 +26,6 @@ from .common import (
     StdoutError,
     command_line,
     exit_code,
-    give_up_stdout,
     late_exit_code,
     remember,
     say_last,
@@ -141,10 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             sys.stdout.flush()
         except (StdoutError, BrokenPipeError) as error:
-            if code:
-                give_up_stdout()
-            else:
-                code = _unheard(error)
+            code = code or _unheard(error)
         return code
 
 
@@ -209,7 +205,6 @@ def _hint(error: Any, context: Any) -> str:
 
 def _unheard(error: StdoutError | BrokenPipeError) -> int:
     """Stdout takes no more: nothing to say where its reader went away, else one line on stderr."""
-    give_up_stdout()
     return unheard_exit_code(1 if isinstance(error, BrokenPipeError) else _refuse(str(error)))
 
 

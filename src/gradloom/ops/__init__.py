@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..base.habits import hinted, missing_name
+from ..base.habits import hint_ops, hinted, missing_name
+from ..graph.value import Value
 from .attention import attention, attention_back
 from .conv import conv2d, conv2d_back_input, conv2d_back_weight
 from .conv_pool import conv2d_max_pool, conv2d_pool_back_input, conv2d_pool_back_weight
@@ -249,6 +250,8 @@ for _function in (
 ):  # fmt: skip
     globals()[_function.__name__] = hinted(_function)
     globals()[_function.__name__].__module__ = __name__  # where pickle finds it
+
+hint_ops(Value, __all__)
 
 if not TYPE_CHECKING:
     del globals()["norm"]  # the submodule: gl.ops.norm is reported like other missing names

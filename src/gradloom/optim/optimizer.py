@@ -19,7 +19,7 @@ import numpy as np
 from .. import ops
 from ..base.arguments import as_bool, what_is
 from ..base.errors import GradientError, GraphError, SettingError
-from ..base.habits import unexpected_keyword
+from ..base.habits import AttributeHints, unexpected_keyword
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value
@@ -32,7 +32,7 @@ from .window import GradientSource
 Parameters = Iterable[Parameter] | Mapping[str, Parameter] | None
 
 
-class Optimizer(UpdateRule):
+class Optimizer(UpdateRule, AttributeHints):
     """An update rule, and the state of the parameters that it was given.
 
     parameters: what `step` trains, such as model.parameters() or model.named_parameters(); SettingError for anything
