@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -70,14 +71,26 @@ def odd_object(array: np.ndarray) -> str:
 def check_whole(name: str, array: np.ndarray, kind: np.dtype | type, need: str = "") -> None:
     """IndexOutOfRange, naming the first one and its position, for whole numbers that this whole-number dtype cannot
     hold. need: what is required, by default the range."""
-    limit = np.iinfo(kind)
-    if not array.size or array.dtype.kind not in "iu" or np.can_cast(array.dtype, limit.dtype):
+    if array.dtype.kind not in "iu" or not array.size:
         return
+    unsigned, most = _fitting(array.dtype, np.dtype(kind))
+    if unsigned is None or np.maximum.reduce(array.view(unsigned), axis=None) <= most:
+        return
+    limit = np.iinfo(kind)
     low, high = int(array.min()), int(array.max())
     if low < limit.min or high > limit.max:
         at = int(array.argmin() if low < limit.min else array.argmax())
         need = need or f"need whole numbers in {limit.min}..{limit.max}, {_SHORT.get(limit.dtype.name, limit.dtype)}"
         raise IndexOutOfRange(0, f"{name}: {int(array.flat[at])} at position {at} is out of range; {need}")
+
+
+@cache
+def _fitting(given: np.dtype, kind: np.dtype) -> tuple[np.dtype | None, int]:
+    """The dtype in which negative whole numbers of `given` are the largest ones, and up to which number all of them are
+    in `kind`; (None, 0) where each one is."""
+    if np.can_cast(given, kind):
+        return None, 0
+    return np.dtype(f"{given.byteorder}u{given.itemsize}"), min(np.iinfo(kind).max, np.iinfo(given).max)
 
 
 _SHORT = {"uint8": "u8", "int8": "i8", "int32": "i32", "int64": "i64"}

@@ -42,27 +42,24 @@ class OpSpec(Declaration):
             names = [a.name for a in self.attrs if a.name not in attrs]
             attrs |= dict(zip(names, inputs[self.fixed_inputs :], strict=False))
             inputs = inputs[: self.fixed_inputs] + inputs[self.fixed_inputs + len(names) :]
-        try:
-            return self._apply(inputs, attrs)
-        except DTypeError:
-            promoted = self._promoted(inputs)
-            if promoted is None:
-                raise
-        return self._apply(promoted, attrs)
-
-    def _apply(self, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         active = recording.get()
         if active is None:
             for x in inputs:
                 if isinstance(x, Value) and x.recorder is not None:
                     active = x.recorder
                     break
-        if active is not None:
-            recorded = active.record(self, inputs, attrs)
-            if recorded is not NotImplemented:
-                return recorded
-        outputs = self.node(inputs, attrs).outputs
-        return outputs[0] if len(outputs) == 1 and not self.outputs[0].repeated else outputs
+        try:
+            if active is not None:
+                recorded = active.record(self, inputs, attrs)
+                if recorded is not NotImplemented:
+                    return recorded
+            outputs = self.node(inputs, attrs).outputs
+            return outputs[0] if len(outputs) == 1 and not self.outputs[0].repeated else outputs
+        except DTypeError:
+            promoted = self._promoted(inputs)
+            if promoted is None:
+                raise
+        return self(*promoted, **attrs)
 
     def _promoted(self, inputs: Sequence[Any]) -> list[Any] | None:
         """The inputs with whole numbers converted to f32 where the op takes only floats; None where there are none.

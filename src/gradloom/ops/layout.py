@@ -364,8 +364,8 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Value:
 def permute(x: Any, axes: Sequence[int]) -> Value:
     """The axes in the order given."""
     x = as_value(x)
-    n, known = x.ndim, range(x.ndim)
-    return _permute(x, axes=tuple([a if type(a) is int and a in known else axis_of("permute", x, a, n) for a in axes]))
+    n = len(x.shape)
+    return _permute(x, axes=tuple([a if type(a) is int and 0 <= a < n else axis_of("permute", x, a, n) for a in axes]))
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Value:
