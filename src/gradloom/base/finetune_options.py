@@ -19,7 +19,7 @@ PLANNED = "finetune plan"
 
 @dataclass(frozen=True)
 class TuneOptions(StepOptions):
-    """What decides the programs of a fine-tuning and its rows."""
+    """Model, rows and optimiser steps of a fine-tuning."""
 
     method: Literal["lora", "full"] | None = option(
         None,
@@ -69,37 +69,37 @@ class TuneOptions(StepOptions):
     lr: Rate | None = option(
         None,
         "the highest learning rate, by default 2e-4 for a LoRA and 2e-5 for tensors of the model",
-        Flag("finetune", "The highest rate. [default: 2e-4; full 2e-5]", default=decided),
+        Flag("finetune", "Highest learning rate. [default: 2e-4; full 2e-5]", default=decided),
         bits="optimizer",
     )
     schedule: Literal["cosine", "linear", "constant"] | None = option(
         None,
         '"cosine" (the default) or "linear" down to 0, or "constant", after the warm-up',
-        Flag("finetune", "cosine, linear or constant.", default=FINETUNE_SCHEDULE),
+        Flag("finetune", "Learning rate after the warm-up: cosine, linear or constant.", default=FINETUNE_SCHEDULE),
         typed="str | None",
         bits="optimizer",
     )
     warmup: Share | None = option(
         None,
         "share of the steps in which the rate grows linearly, by default 0.03",
-        Flag("finetune", "Share of the steps in which the rate grows.", default=FINETUNE_WARMUP),
+        Flag("finetune", "Share of the steps in which the learning rate grows.", default=FINETUNE_WARMUP),
         bits="optimizer",
     )
     weight_decay: Decay | None = option(
         None,
         "weight decay of the optimiser, by default 0",
-        Flag("finetune", "Of AdamW.", default=0.0),
+        Flag("finetune", "Weight decay of the optimiser.", default=0.0),
         bits="optimizer",
     )
     optimizer: Any = option(
         None,
-        '"adamw" (the default), "sgd", "lion", ...: a class of gl.optim with lr, schedule, warmup and weight_decay, '
-        "and else its defaults; or an optimiser (with groups, say) in place of these four. One with parameters (those "
-        "of the adapter) keeps its state: steps, moments, schedule and the order of rows resume, also in a run that "
-        "has loaded it (gl.save, gl.load) with the adapter. One that is named starts anew",
+        'name of a class of gl.optim, such as "adamw" (the default), "sgd" or "lion", which gets lr, schedule, warmup '
+        "and weight_decay, and starts anew; or an optimiser object, for example with groups, in place of these four. "
+        "An object with parameters (those of the adapter) keeps its state: steps, moments, schedule and the order of "
+        "rows resume, also in a run that has loaded it (gl.save, gl.load) with the adapter",
         Flag(
             PLANNED,
-            "adamw, adam, sgd, lion, rmsprop, adafactor or muon, with the rate of --lr.",
+            "adamw, adam, sgd, lion, rmsprop, adafactor or muon, with the learning rate --lr.",
             OPTIMIZERS,
             "adamw",
             str.lower,
@@ -120,14 +120,14 @@ class TuneOptions(StepOptions):
         "weight depends on it",
         Flag(
             PLANNED,
-            "Show how the model goes on from this text. May be given more than once.",
+            "Prompt for a sample text while the model trains. May be given more than once.",
             list[str],
         ),
     )
     sample_every: Often | None = option(
         None,
         'interval of sampled texts, "100steps" (the default) or "1epoch"',
-        Flag("finetune", "How often, such as 100steps or 1epoch. [default: 100steps]"),
+        Flag("finetune", "Interval of sample texts, such as 100steps or 1epoch. [default: 100steps]"),
     )
     sample_tokens: Whole | None = option(None, "maximum length of a sampled text, by default 64 tokens")
     sample_temperature: float | None = option(
@@ -142,11 +142,11 @@ class PlacingOptions:
     gpu_layers: int | str | None = option(
         None,
         "number of the model's last blocks on the GPU (`device` names it), the others run on the CPU, the head where "
-        'it fits; "auto": as many as fit into gpu_memory. run.layers has what was chosen',
+        'it fits; "auto": the largest number that fits into gpu_memory. run.layers has the choice',
         Flag(
             PLANNED,
-            "So many of the last blocks run on the GPU, the others on the CPU; auto: as many as fit into --gpu-memory;"
-            " with --device cpu none.",
+            "Number of last blocks on the GPU, the others run on the CPU; auto: the largest number that fits into"
+            " --gpu-memory; with --device cpu none.",
             Name,
             is_number=True,
             metavar="N|auto",
@@ -158,8 +158,7 @@ class PlacingOptions:
         'memory of the GPU for gpu_layers="auto": bytes or a text such as "4GiB"',
         Flag(
             PLANNED,
-            "What --gpu-layers may take of the GPU's memory: bytes, or 4G or 4GiB (of 1024), 4GB (of 1000); K, M, G,"
-            " T.",
+            "GPU memory for --gpu-layers: bytes, or 4G or 4GiB (of 1024), 4GB (of 1000); K, M, G, T.",
             Name,
             is_number=True,
         ),
@@ -169,7 +168,7 @@ class PlacingOptions:
 
 @dataclass(frozen=True)
 class FinetuneOptions(EvalOptions, SaveOptions, LogOptions, PlacingOptions):
-    """What surrounds the steps of a fine-tuning."""
+    """Data, validation and start of a fine-tuning."""
 
     data_options: Mapping[str, Any] | None = option(
         None, "arguments of gl.llm.read_samples for data and val", bits="data_options"
@@ -184,7 +183,7 @@ class FinetuneOptions(EvalOptions, SaveOptions, LogOptions, PlacingOptions):
     patience: Whole | None = option(
         None,
         "number of evaluations without improvement of the validation loss after which the run ends",
-        Flag("finetune", "End after so many evaluations without improvement. [default: never]"),
+        Flag("finetune", "Number of evaluations without improvement after which training ends. [default: never]"),
         bits="callbacks",
     )
     keep_best: bool = option(
@@ -203,17 +202,17 @@ class FinetuneOptions(EvalOptions, SaveOptions, LogOptions, PlacingOptions):
 
 @dataclass(frozen=True)
 class AdapterOptions:
-    """A new LoRA of the command."""
+    """A new LoRA adapter."""
 
-    rank: Whole | None = command_option(PLANNED, "Of the adapter. [default: 8]")
-    alpha: Rate | None = command_option("finetune", "The adapter counts alpha/rank times. [default: 2 rank]")
+    rank: Whole | None = command_option(PLANNED, "Rank of the adapter. [default: 8]")
+    alpha: Rate | None = command_option("finetune", "The LoRA scale is alpha/rank. [default: 2 rank]")
     targets: list[str] | None = command_option(
         PLANNED,
         "Tensors to adapt or train: names as attn_q, patterns, or all. [default: attention; full: all]",
         parse=commas,
     )
     dropout: Share | None = command_option(PLANNED, "Share of the adapter's inputs that is dropped. [default: 0]")
-    rslora: bool = command_option("finetune", "Count alpha/sqrt(rank) times instead.", False)
+    rslora: bool = command_option("finetune", "Scale the adapter by alpha/sqrt(rank) instead.", False)
     lora: Place | None = command_option(
         PLANNED,
         "Start from the weights of this adapter (.gguf, or a PEFT folder); optimiser, schedule and order of"
@@ -236,14 +235,14 @@ class DataOptions:
         PLANNED, "Key of the messages in .jsonl. [default: messages or conversations]"
     )
     as_chat: bool = command_option(
-        PLANNED, "Prompt and completion as question and answer, put by the chat template.", False
+        PLANNED, "Format prompt and completion as question and answer by the chat template.", False
     )
     chat_template: Place | None = command_option(PLANNED, "A jinja2 file, in place of the model's own chat template.")
     loss_on: Literal["assistant", "all"] | None = command_option(
         "finetune",
         "assistant: completions and the assistant's turns count; all: every token. [default: assistant; of texts all]",
     )
-    skip_bad_lines: bool = command_option(PLANNED, "Skip and count lines that are no sample.", False)
+    skip_bad_lines: bool = command_option(PLANNED, "Skip and count invalid lines.", False)
     special: bool = command_option(
         PLANNED, "Read names of control tokens in the data, such as </s>, as these tokens. [default: as text]", False
     )
@@ -264,7 +263,7 @@ class FinetuneFiles:
 
 @dataclass(frozen=True)
 class FinetuneOutput:
-    """What the command writes."""
+    """Output of the command."""
 
     out: Place = command_option(
         "finetune",

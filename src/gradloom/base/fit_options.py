@@ -42,12 +42,12 @@ class PassOptions:
     epochs: Whole = option(
         1,
         "passes over the training rows; 0 trains nothing",
-        Flag("fit", "Passes over the training rows. [default: by their number]", default=decided),
+        Flag("fit", "Passes over the training rows. [default: depends on the number of rows]", default=decided),
     )
     batch_size: Whole = option(
         32,
         "rows per optimiser step; fewer training rows than that are one smaller batch",
-        Flag("fit", "Rows per step. [default: by their number]", default=decided),
+        Flag("fit", "Rows per step. [default: depends on the number of rows]", default=decided),
         bits="batch_size",
     )
     micro_batch_size: Whole | None = option(
@@ -72,8 +72,8 @@ class PassOptions:
         'row of fold m (modulo folds); validation ("val") measures each row by the members that were not trained on it',
         Flag(
             "fit",
-            "Parts of a table's training rows: each network trains without one, and that validates it; 0: none. "
-            "[default: as many as networks]",
+            "Number of folds of a table's training rows: each network trains without one fold, which validates it; "
+            "0: none. [default: the number of networks]",
             default=decided,
         ),
         bits="folds",
@@ -99,14 +99,10 @@ class TableOptions:
     drop: list[Name] | None = command_option(
         "fit", "Columns that are not used, such as a,b. [default: none]", parse=commas
     )
-    categorical: list[Name] | None = command_option(
-        "fit", "Columns that are categories, whatever they hold.", parse=commas
-    )
-    numeric: list[Name] | None = command_option(
-        "fit", "Columns that are numbers, whatever they look like.", parse=commas
-    )
-    time: Name | None = command_option("fit", "A column of dates or times: the latest rows are those of the test.")
-    weight_column: Name | None = command_option("fit", "A column that says how much each row weighs in training.")
+    categorical: list[Name] | None = command_option("fit", "Columns to read as categories.", parse=commas)
+    numeric: list[Name] | None = command_option("fit", "Columns to read as numbers.", parse=commas)
+    time: Name | None = command_option("fit", "A column of dates or times: the latest rows are the test rows.")
+    weight_column: Name | None = command_option("fit", "A column with the weight of each row in training.")
     missing: list[Name] | None = command_option(
         "fit", "Words that are missing values, such as unknown,-999, besides NA, ? and the like.", parse=commas
     )
@@ -151,16 +147,14 @@ class NetworkOptions:
     )
     patience: Count = command_option(
         "fit",
-        "End after so many evaluations without improvement, with the best weights; 0: never. "
+        "Number of evaluations without improvement after which training ends, with the best weights; 0: never. "
         "[default: 15 for a table that is validated]",
         decided,
     )
     monitor: str | None = command_option(
-        "fit", "What is to improve: val_loss, val_accuracy, NAME.loss. [default: the loss]"
+        "fit", "Quantity for --patience: val_loss, val_accuracy, NAME.loss. [default: the loss]"
     )
-    metric: SCORES | None = command_option(
-        "fit", "The score of the validation rows that --patience waits for. [default: the loss]"
-    )
+    metric: SCORES | None = command_option("fit", "Score of the validation rows for --patience. [default: the loss]")
     class_weight: Literal["balanced"] | None = command_option(
         "fit", "balanced: all classes weigh the same in training and its validation."
     )
@@ -168,7 +162,7 @@ class NetworkOptions:
 
 @dataclass(frozen=True)
 class FitOutput:
-    """What the command writes."""
+    """Output of the command."""
 
     out: Place = command_option("fit", "Folder for model.safetensors and result.json.", "gradloom-out", saved=False)
     json: bool = command_option("fit", JSON_HELP, False, saved=False)

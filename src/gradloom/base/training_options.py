@@ -39,7 +39,7 @@ class ClipOptions:
         math.inf,
         "maximum global norm of the gradients of an optimiser step, which scales larger ones down to it; the members "
         "of an nn.Ensemble have norms of their own, and so have layers that they share",
-        Flag(f"{BOTH} plan", "Hold the gradients' global norm down to this. [default: no limit]", Rate, None),
+        Flag(f"{BOTH} plan", "Clip the gradients' global norm to this. [default: no limit]", Rate, None),
         bits=True,
     )
     max_value: float = option(
@@ -55,7 +55,7 @@ class ClipOptions:
         "listeners use it, and the trained model holds it; running statistics are the model's own. See "
         "optimizer.show_average",
         Flag("fit", "Decay of a moving average of the weights, which is validated and saved; 0: none."),
-        Flag("finetune plan", "Decay of a moving average of what trains, which is validated and saved; 0: none."),
+        Flag("finetune plan", "Decay of a moving average of the weights, which is validated and saved; 0: none."),
         bits=True,
     )
     on_nonfinite: Literal["stop", "skip"] = option(
@@ -63,15 +63,15 @@ class ClipOptions:
         '"stop": NonFiniteError at a batch whose loss or gradient is not finite; the weights before that step are '
         'kept. "skip": the batch is left out and counted (Result.skipped): its rows and random numbers are consumed; '
         "step count, moments and schedule of the optimiser stay",
-        Flag(BOTH, "stop at a batch that is not finite, or skip it."),
+        Flag(BOTH, "At a batch whose loss or gradient is not finite: stop, or skip it."),
         bits=True,
         typed="str",
     )
     seed: Count = option(
         0,
         "seed of dropout, of the order of the rows, of the split, and of parameters that are not initialised yet",
-        Flag("fit", "Of the weights, the split and the order of the rows."),
-        Flag("finetune plan", "Of the adapter, the split, the order of the rows and dropout."),
+        Flag("fit", "Random seed of the weights, the split and the order of the rows."),
+        Flag("finetune plan", "Random seed of the adapter, the split, the order of the rows and dropout."),
         bits=True,
     )
 
@@ -85,13 +85,13 @@ class StepOptions(ClipOptions):
         'patterns of names, such as "embed*" or "blk.[0-3].*", of parameters that are not trained',
         Flag(
             "fit",
-            "Weights that stay as they are: a pattern such as 0.*. May be given more than once.",
+            "Weights that are not trained: a pattern such as 0.*. May be given more than once.",
             list[Name],
             None,
         ),
         Flag(
             "finetune plan",
-            "Of what would train, a pattern such as blk.0.* that stays. May be given more than once.",
+            "Parameters that are not trained: a pattern such as blk.0.*. May be given more than once.",
             list[Name],
             None,
         ),
@@ -108,7 +108,7 @@ class ExchangeOptions:
         '"ordered": the same bits for any number of ranks; "fast": sums in the quickest order, f32 rounding apart',
         Flag(
             BOTH,
-            "ordered: the same bits for any number of processes; or fast. [default: ordered]",
+            "ordered: the same bits for any number of processes; fast: sums in any order. [default: ordered]",
             default=None,
         ),
         saved=False,
@@ -136,7 +136,7 @@ class EvalOptions:
     eval_rows: Whole | None = option(
         None,
         "maximum number of rows of each validation set, drawn by the seed, the same each time",
-        Flag(f"{BOTH} plan", "Validate on so many rows, the same each time. [default: on all]"),
+        Flag(f"{BOTH} plan", "Number of rows to validate on, the same each time. [default: all]"),
         bits="evaluation",
     )
 
@@ -161,26 +161,26 @@ class SaveOptions:
         "continue from the newest checkpoint in `run`, also inside an epoch, with the bits of a run that never "
         "stopped; without a checkpoint the run starts anew. TrainError names what differs of model, data, seeds, "
         "sizes, optimiser and other options that affect bits",
-        Flag("fit", "Go on from the newest checkpoint in --out, with the settings of that run."),
-        Flag("finetune", "Go on from the newest checkpoint in --run, with the settings of that run."),
+        Flag("fit", "Continue from the newest checkpoint in --out, with the settings of that run."),
+        Flag("finetune", "Continue from the newest checkpoint in --run, with the settings of that run."),
         saved=False,
     )
     overwrite: bool = option(
         False,
         "replace an unfinished run in the folder, which is else a FileError",
-        Flag("fit", "Replace a run in --out that has not finished."),
-        Flag("finetune", "Replace a run in --run that has not finished."),
+        Flag("fit", "Replace an unfinished run in --out."),
+        Flag("finetune", "Replace an unfinished run in --run."),
         saved=False,
     )
     checkpoint_every: Interval | None = option(
         None,
         'interval of checkpoints, "10min", "100steps" or "1epoch"; by default "5min"',
-        Flag(BOTH, "A checkpoint every 5min, 100steps or 1epoch. [default: 5min]"),
+        Flag(BOTH, "Interval of checkpoints, such as 5min, 100steps or 1epoch. [default: 5min]"),
     )
     keep: Whole | None = option(
         None,
         "number of newest checkpoints that are kept besides the best, by default 3",
-        Flag(BOTH, "So many checkpoints stay, and the best. [default: 3]"),
+        Flag(BOTH, "Number of newest checkpoints to keep, besides the best. [default: 3]"),
     )
     stop_after: Duration | None = option(
         None,
@@ -199,7 +199,7 @@ class LogOptions:
         'further files in `run` with the lines of metrics.jsonl: "csv", "tensorboard"',
         Flag(
             BOTH,
-            "Beside metrics.jsonl: csv, tensorboard, or csv,tensorboard. [default: neither]",
+            "Log formats in addition to metrics.jsonl: csv, tensorboard, or csv,tensorboard. [default: neither]",
             list[Literal["csv", "tensorboard"]],
             None,
             commas,
@@ -243,10 +243,10 @@ class DeviceOptions:
 
     precision: Literal["f32", "bf16"] | None = option(
         None,
-        '"f32", or "bf16": what products read is rounded to bf16',
+        '"f32", or "bf16": operands of products are rounded to bf16',
         Flag(
             f"{BOTH} plan",
-            "f32, or bf16: what products read is rounded to bf16. [default: f32]",
+            "f32, or bf16: operands of products are rounded to bf16. [default: f32]",
             default=decided,
         ),
         bits="environment",
@@ -260,7 +260,7 @@ class DeviceOptions:
     threads: Whole | None = option(
         None,
         "threads of the CPU, by default one per core",
-        Flag(f"{BOTH} plan", "[default: the machine's cores]"),
+        Flag(f"{BOTH} plan", "Threads of the CPU. [default: the machine's cores]"),
         saved=False,
     )
 

@@ -30,8 +30,8 @@ _MEASURING_BYTES = 512 << 20  # of checking the kernels, about
 
 
 def doctor(
-    threads: Annotated[int | None, typer.Option(help="Measure with so many. [default: the machine's cores]")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure nothing; only look.")] = False,
+    threads: Annotated[int | None, typer.Option(help="Threads to measure. [default: the machine's cores]")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip measurements.")] = False,
     json: Json = False,
 ) -> int:
     """Say what this machine and this installation are, measure them, and check the kernels.

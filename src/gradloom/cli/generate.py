@@ -34,15 +34,13 @@ def generate(
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue.")],
     lora: Annotated[str | None, typer.Option(help="An adapter to put on the model: .gguf, or PEFT.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", "-n", help="Tokens to generate at most. [default: 64]")
+        int | None, typer.Option("--max-tokens", "-n", help="Maximum tokens to generate. [default: 64]")
     ] = None,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
     top_p: TopP = None,
-    seed: Annotated[int, typer.Option(help="Of the draws: the same seed gives the same text.")] = 0,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="The prompt is a question, put by the model's template.")
-    ] = False,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling: the same seed gives the same text.")] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="Format the prompt as a question by the chat template.")] = False,
     chat_template: Template = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given more than once.")] = None,
     precision: Precision = None,

@@ -34,9 +34,7 @@ VOCABULARY |= {"eos": "ggml.eos_token_id", "pad": "ggml.padding_token_id"}
 def info(
     file: Annotated[
         str,
-        typer.Argument(
-            help="A GGUF file (a model, a vocabulary or an adapter), or what gradloom fit or gl.save saved."
-        ),
+        typer.Argument(help="A GGUF file (a model, a vocabulary or an adapter), or a file of gradloom fit or gl.save."),
     ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List each tensor, not each kind of layer.")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List all metadata.")] = False,

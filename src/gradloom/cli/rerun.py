@@ -28,7 +28,7 @@ _COMMANDS: dict[str, tuple[Any, Any]] = {
 def rerun(
     run: Annotated[str, typer.Argument(help="The folder of a run, with its settings.toml.")],
     out: Annotated[
-        str | None, typer.Option(help="Where to write. [default: beside the run, with -again in its name]")
+        str | None, typer.Option(help="Output folder or file. [default: next to the run, with -again in its name]")
     ] = None,
     threads: Threads = None,
     parallel: Parallel = None,

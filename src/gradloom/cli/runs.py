@@ -23,7 +23,7 @@ _MOST_FOLDERS = 10_000
 
 
 def runs(
-    folder: Annotated[str, typer.Argument(help="Where to look, with all folders below it.")] = ".",
+    folder: Annotated[str, typer.Argument(help="Folder to search, with all folders below it.")] = ".",
     json: Json = False,
 ) -> int:
     """List what was trained in a folder and below it, in the order of its beginning: state, length, numbers."""
