@@ -207,7 +207,7 @@ def test_finetune_names_its_own_arguments(tmp_path):
     model = SimpleNamespace()
     with pytest.raises(SettingError, match="^finetune: contxt is not an argument; did you mean context"):
         gl.llm.finetune(model, "t.txt", contxt=64)
-    with pytest.raises(SettingError, match="^finetune: zzz is not an argument; need one of .*context.*threads"):
+    with pytest.raises(SettingError, match="^finetune: zzz is not an argument; use .*context.*threads"):
         gl.llm.finetune(model, "t.txt", zzz=64)
     with refused("progress", "no"):
         gl.llm.finetune(gl.llm.load(write(tmp_path)), rows_of(4), progress="no")

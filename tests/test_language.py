@@ -23,13 +23,13 @@ WORDS = {  # name -> pattern
     "by whatever, such as it is, of the kind that": r"\bby whatever\b|\bsuch as it is\b|\bof the kind that\b",
 }
 LIMITS = {  # name -> (package, pages)
-    "said, says, say": (161, 66),
-    "told, tells, tell, heard, hears": (81, 19),
-    "what it, what the, ...": (213, 103),
-    "so many, as many": (42, 30),
-    "need one of both, need one of them": (16, 0),
-    "heed": (13, 2),
-    "goes on, gives back, takes back": (33, 32),
+    "said, says, say": (8, 1),
+    "told, tells, tell, heard, hears": (13, 0),
+    "what it, what the, ...": (2, 4),
+    "so many, as many": (0, 0),
+    "need one of both, need one of them": (4, 0),
+    "heed": (0, 0),
+    "goes on, gives back, takes back": (0, 0),
     "by whatever, such as it is, of the kind that": (0, 0),
 }
 PACKAGE = sorted((ROOT / "src" / "gradloom").rglob("*.py"))

@@ -42,7 +42,7 @@ def test_lines_are_turns(capsys, monkeypatch, path):
 
 def test_a_full_context_is_said(capsys, monkeypatch, path):
     code, _, err = talked(capsys, monkeypatch, path, ("word " * 12 + "\n") * 4)
-    assert code == 0 and "the context is full: the oldest 2 messages are left out of what the model sees" in err
+    assert code == 0 and "the context is full: the oldest 2 messages are left out of the prompt" in err
 
 
 def test_what_a_cut_reply_allows_is_said(capsys, monkeypatch, path):
@@ -183,7 +183,7 @@ def test_what_ends_a_process_ends_a_reply_and_the_chat(capsys, monkeypatch, path
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _: "hello")
-    monkeypatch.setattr("gradloom.cli.generate.Shown.hear", stopped)
+    monkeypatch.setattr("gradloom.cli.generate.Shown.add_piece", stopped)
     assert run(capsys, "chat", path, "-n", 8)[0] == 128 + number
     monkeypatch.setattr("builtins.input", stopped)
     assert run(capsys, "chat", path, "-n", 8)[0] == 128 + number

@@ -246,7 +246,7 @@ def test_ctrl_c_saves_the_weights_so_far(tmp_path, options):
     assert "val_loss" not in found or found["steps"] == found["epochs"] * per_epoch  # nobody validated these weights
     path = tmp_path / "out" / "model.safetensors"
     assert err.splitlines()[-2] == f"interrupted; the weights so far are in {path}"
-    assert err.splitlines()[-1].endswith(f"; go on with: gradloom fit --out {tmp_path / 'out'} --resume")
+    assert err.splitlines()[-1].endswith(f"; resume with: gradloom fit --out {tmp_path / 'out'} --resume")
     files = ["checkpoints", "metrics.jsonl", "model.safetensors", "result.json", "run.json", "settings.toml"]
     assert "Traceback" not in err and sorted(os.listdir(tmp_path / "out")) == files
     read = load_model(path)

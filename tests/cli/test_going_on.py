@@ -1,4 +1,4 @@
-"""The line that a stopped run prints goes on with it, pasted into a shell in any folder."""
+"""The line that a stopped run prints resumes it, pasted into a shell in any folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FINETUNE = ("--context", "32", "--steps", "4", "--targets", "attn_q")
 
 
 def printed(err: str) -> str:
-    [line] = re.findall(r"; go on with: (.*)$", err, re.M)
+    [line] = re.findall(r"; resume with: (.*)$", err, re.M)
     return line
 
 

@@ -393,7 +393,7 @@ def test_ctrl_c_saves_the_adapter_so_far(tmp_path, path, text):
     assert (
         found["interrupted"] is True
         and found["epochs"] >= 2
-        and f"what was trained so far is in {tmp_path / 'a.gguf'}" in err
+        and f"the weights so far are in {tmp_path / 'a.gguf'}" in err
     )
     model = load(path)
     assert any(b.numpy().any() for b in LoRA.load(tmp_path / "a.gguf", model).b.values())
@@ -447,14 +447,14 @@ def test_ctrl_c_while_measuring_or_generating(capsys, path, text, monkeypatch):
     assert found["text"] and out.startswith("once" + found["text"] + "\n")
 
 
-@pytest.mark.parametrize(("rate", "kept"), [(1e30, "is in "), (1e38, "cannot be saved: ")])
+@pytest.mark.parametrize(("rate", "kept"), [(1e30, "are in "), (1e38, "cannot be saved: ")])
 def test_a_loss_that_is_not_finite_keeps_what_was_trained(capsys, tmp_path, path, text, rate, kept):
     options = ("--lr", rate, "--warmup", 0, "--schedule", "constant", "--epochs", 3, "--out", tmp_path / "a.gguf")
     code, out, err = run(capsys, "finetune", path, text, "--context", 32, *options)
     last = err.splitlines()[-1]
     assert (code, out) == (2, "") and last.startswith("gradloom: training stopped at step ")
-    assert f"; what was trained before it {kept}{tmp_path / 'a.gguf'}" in last
-    assert (tmp_path / "a.gguf").exists() == (kept == "is in ")
+    assert f"; the weights before it {kept}{tmp_path / 'a.gguf'}" in last
+    assert (tmp_path / "a.gguf").exists() == (kept == "are in ")
 
 
 # -- real files --------------------------------------------------------------------------------------------------------

@@ -83,4 +83,4 @@ def test_a_finetune_goes_on_in_its_precision_or_says_so(
     code, out, err = run(capsys, *resume, "--precision", "f32", "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["precision"] == "f32", err
     other = "precision is f32 and was bf16; flush is False and was True"
-    assert f"{other}: the run goes on, the same bits are not promised" in err
+    assert f"{other}: the run continues, the same bits are not promised" in err

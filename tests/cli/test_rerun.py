@@ -144,7 +144,7 @@ def test_a_rerun_that_was_stopped(capsys, tmp_path, monkeypatch):
     before = {path: path.read_bytes() for path in again.rglob("*") if path.is_file()}
     code, _, err = run(capsys, "rerun", "a b")
     line = f"gradloom fit --out '{again}' --resume"
-    assert code == 2 and "has not finished (at step " in err and f"; need another --out; {line} goes on with it" in err
+    assert code == 2 and "has not finished (at step " in err and f"; need another --out; {line} resumes it" in err
     assert {path: path.read_bytes() for path in again.rglob("*") if path.is_file()} == before
     fitted(capsys, *shlex.split(line)[2:], "--stop-after", "1h")
     assert (again / "model.safetensors").read_bytes() == (tmp_path / "a b" / "model.safetensors").read_bytes()
@@ -209,7 +209,7 @@ def test_what_may_change_the_bits_is_said(capsys, tmp_path, change, says):
     "text, says",
     [
         (None, "settings.toml: no such file; need the folder of a run of this version"),
-        ("epochs = 3\n", "says nothing of a run"),
+        ("epochs = 3\n", "has no table [run]"),
         ("[run]\ncommand = 'predict'\n", "is of the command 'predict'"),
         ("run = 3\n", "is of the command None"),
         ("epochs = 0\n[run]\ncommand = 'fit'\n", "settings.toml: epochs = 0: must be a whole number of at least 1"),

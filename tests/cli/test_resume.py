@@ -90,7 +90,7 @@ def stopped_at(out, moment, number, *options):
     _, err = job.communicate(timeout=120)
     assert job.returncode in (0, -number, 128 + number) and "Traceback" not in err, err
     if "interrupted; " in err:
-        assert err.splitlines()[-1].endswith(f"; go on with: gradloom fit --out {out} --resume"), err
+        assert err.splitlines()[-1].endswith(f"; resume with: gradloom fit --out {out} --resume"), err
     return job.returncode == 0
 
 
@@ -123,7 +123,7 @@ def test_stop_after(capsys, tmp_path, whole):
     code, text, err = run(capsys, "fit", DIGITS, *SETTINGS, "--stop-after", "0.001s", "--out", out, "--json")
     result = json.loads(text)
     assert code == 0 and result["ending"] == "stopped after 0.001s" and result["interrupted"] is False
-    assert f"go on with: gradloom fit --out {out} --resume" in err and result["steps"] < 40 * 41
+    assert f"resume with: gradloom fit --out {out} --resume" in err and result["steps"] < 40 * 41
     assert read_run(out)["state"] == "interrupted" and (out / MODEL).exists()
     code, _, err = run(capsys, "fit", DIGITS, *SETTINGS, "--out", out)
     assert code == 2 and "holds a run that has not finished" in err and "--resume" in err and "--overwrite" in err
@@ -176,8 +176,7 @@ def test_nothing_to_resume_starts_anew_and_says_so(capsys, tmp_path):
     assert code == 0 and "there is no checkpoint to resume from; the run starts anew" in err
     code, _, err = run(capsys, "fit", "--out", tmp_path / "none", "--resume")
     assert (
-        code == 2
-        and "no such folder, so there is no run to go on with; need the folder of a run, or DATA to begin" in err
+        code == 2 and "no such folder, so there is no run to resume; need the folder of a run, or DATA to begin" in err
     )
     code, _, err = run(capsys, "fit", data, "--resume", "--overwrite", "--out", tmp_path / "a")
     assert code == 2 and "mutually exclusive" in err
@@ -227,7 +226,7 @@ def test_settings_that_are_gone(capsys, tmp_path):
     assert run(capsys, *words, out)[0] == run(capsys, *words, tmp_path / "whole")[0] == 0
     steps = read_run(out)["step"]
     (out / "settings.toml").unlink()
-    need = "need DATA and the other arguments of the run, with --resume, to go on with it"
+    need = "need DATA and the other arguments of the run, with --resume, to resume it"
     says = f"gradloom: --resume: {out}: holds a run at step {steps}, and no settings.toml; {need}\n"
     assert run(capsys, "fit", "--out", out, "--resume") == (2, "", says)
     code, _, err = run(capsys, *words, out, "--resume")
@@ -384,7 +383,7 @@ def test_ranks_go_on(tmp_path, whole):
     """Two processes, stopped; one goes on, stopped; three end it."""
     out, words = tmp_path / "out", ("-m", "gradloom", "fit", "--out", tmp_path / "out", "--parallel", "mpi")
     first = finish(start_ranks(2, *words, DIGITS, *SETTINGS, "--stop-after", "0.05s"), 100)
-    assert first.code == 0 and "go on with: " in first.err, first
+    assert first.code == 0 and "resume with: " in first.err, first
     assert stopped_at(Path(out), 0.4, signal.SIGKILL, "--resume") in (True, False)
     last = finish(start_ranks(3, *words, "--resume"), 100)
     assert last.code == 0, last

@@ -70,8 +70,8 @@ def stopped_at(out, moment, number, *words):
     os.kill(job.pid, number)
     _, err = job.communicate(timeout=120)
     assert job.returncode in (0, -number, 128 + number) and "Traceback" not in err, err
-    if "what was trained so far" in err:
-        assert f"; go on with: gradloom finetune --out {out} --resume\n" in err, err
+    if "the weights so far are in" in err:
+        assert f"; resume with: gradloom finetune --out {out} --resume\n" in err, err
     return job.returncode == 0
 
 
@@ -96,7 +96,7 @@ def test_stop_after(capsys, tmp_path, language, whole):  # noqa: F811
     code, text, err = run(capsys, "finetune", *language, *SETTINGS, "--stop-after", "0.001s", *options, "--json")
     found = json.loads(text)
     assert code == 0 and 1 <= found["steps"] < 400 and found["interrupted"] is False and out.exists()
-    assert f"; go on with: gradloom finetune --out {out} --run {folder} --resume\n" in err
+    assert f"; resume with: gradloom finetune --out {out} --run {folder} --resume\n" in err
     assert read_run(folder)["state"] == "interrupted"
     code, _, err = run(capsys, "finetune", *language, *SETTINGS, *options)
     assert code == 2 and "holds a run that has not finished" in err and "--resume" in err and "--overwrite" in err
@@ -204,7 +204,7 @@ def test_it_ends_when_nothing_improves(capsys, tmp_path, language):  # noqa: F81
         out = tmp_path / f"{name}.gguf"
         code, text, err = run(capsys, "finetune", *language, *options, "--patience", 2, *more, "--out", out)
         found[name] = json.loads(text)
-        assert code == 0 and found[name]["steps"] < 200 and "go on with" not in err, err
+        assert code == 0 and found[name]["steps"] < 200 and "resume with" not in err, err
         assert read_run(out.with_suffix(".run"))["state"] == "finished"
     assert found["a"]["steps"] == found["b"]["steps"]
     assert (tmp_path / "a.gguf").read_bytes() != (tmp_path / "b.gguf").read_bytes()
@@ -218,7 +218,7 @@ def test_ranks_go_on(tmp_path, language, whole):  # noqa: F811
     out = tmp_path / "a.gguf"
     words = ("-m", "gradloom", "finetune", "--out", out, "--parallel", "mpi")
     first = finish(start_ranks(2, *words, *language, *SETTINGS, "--stop-after", "0.001s"), 100)
-    assert first.code == 0 and "go on with: " in first.err, first
+    assert first.code == 0 and "resume with: " in first.err, first
     last = finish(start_ranks(3, *words, "--resume"), 100)
     assert last.code == 0, last
     same(out, whole)

@@ -212,7 +212,7 @@ def test_a_score_that_validation_does_not_define_is_refused(capsys, tmp_path):
 def test_an_uncertainty_that_is_not_known_is_not_shown():
     net, x, y = gl.nn.Linear(2, 3), np.ones((120, 2), np.float32), np.arange(120) % 3
     assert "+- nan" not in repr(gl.evaluate(net, (x, y)))
-    assert "(of one batch, which tells no uncertainty), accuracy" in repr(gl.evaluate(net, (x, y)))
+    assert "(of one batch, without an uncertainty), accuracy" in repr(gl.evaluate(net, (x, y)))
     several = gl.evaluate(net, (x, y), batch_size=50)
     assert f" +- {several.loss_unc:.2g}, accuracy" in repr(several) and "nan" not in repr(several)
     assert "nan" not in gl.evaluate(net, (x, y))._repr_html_() and "nan" not in repr(gl.evaluate(net, (x[:1], y[:1])))

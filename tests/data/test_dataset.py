@@ -145,7 +145,7 @@ def test_an_id_for_each_position():
         (lambda: Dataset(np.array([[1, 2], [3]], object)), DTypeError, "data: dtype object, a list at [0]"),
         (lambda: Dataset(np.zeros((2, 1)), np.array([0, None], object)), DTypeError, "a NoneType at [1]"),
         (lambda: Dataset({"a": [1, 2]}), ShapeError, "data: a dict; need an array"),
-        (lambda: Dataset(np.zeros((2, 1), "c8")), DTypeError, "data: dtype complex64; need one of uint8 int8"),
+        (lambda: Dataset(np.zeros((2, 1), "c8")), DTypeError, "data: dtype complex64; must be uint8 int8"),
         (lambda: Dataset(np.zeros((2, 1)), [1]), ShapeError, "labels: 1 rows; need 2, one for each row of the data"),
         (lambda: Dataset(np.zeros((2, 1)), ["a", "b"]), DTypeError, "labels: dtype <U1; need whole-number class ids"),
         (lambda: Dataset(np.zeros((2, 1)), [0, -1]), DataError, "labels: id -1 in row 1; need ids of at least 0"),

@@ -42,7 +42,7 @@ CHANGING = re.compile("seconds|rows_per_second|peak_bytes|planned_bytes|test_|ba
 
 TUNE = ["finetune", "m.gguf", "t.txt", "--context", 16, "--batch-size", 2, "--steps", 2, "--threads", 2]
 LORA = [*TUNE, "--rank", 2]
-SAVED = re.compile("the weights before the failed step are in|what was trained before it is in")
+SAVED = re.compile("the weights before the failed step are in|the weights before it are in")
 COMMIT, OURS = ".gradloom.commit", ".gradloom."  # names that files/commit.py and files/lock.py give
 COMMANDS: dict[str, list[Any]] = {  # the last two words make the old outputs and the new ones differ
     "fit": ["fit", "t.csv", "--epochs", 2, "--hidden", 4, "--threads", 2, "--out", "out", "--seed"],
@@ -53,7 +53,7 @@ COMMANDS: dict[str, list[Any]] = {  # the last two words make the old outputs an
 }
 OLD_NEW = {"merge": ("f16", "f32")}  # else seeds, or ranks, 1 and 2
 OF_A_RUN = re.compile(r"\.run/|run\.json|metrics\.jsonl|settings\.toml|checkpoints/|\.gradloom\.(new|clear|move)")
-BESIDE = re.compile("the training goes on|was not saved|an error followed|was not: |cannot be (written|removed)")
+BESIDE = re.compile("the training continues|was not saved|an error followed|was not: |cannot be (written|removed)")
 Files = dict[str, tuple[int, bytes]]  # name in the folder -> (mode, content)
 
 

@@ -141,7 +141,7 @@ def test_a_run_whose_device_is_lost_goes_on_from_its_checkpoint_on_the_cpu(tmp_p
 
     lost: list[Any] = []
     path, folder = write_random(tmp_path / "model.gguf", kind="q8_0", **SIZES), tmp_path / "run"
-    with pytest.raises(gl.DeviceLost, match="was lost during .*; need a checkpoint to go on from"):
+    with pytest.raises(gl.DeviceLost, match="was lost during .*; need a checkpoint to resume from"):
         run_of(path, "lora", "gpu", 0.3, 4, [Lose()], run=folder, checkpoint_every="1steps")
     assert list((folder / "checkpoints").glob("*.json")), "no checkpoint to go on from"
     last = run_of(path, "lora", "cpu", 0.3, 4, [Lose()], run=folder, resume=True, checkpoint_every="1steps")

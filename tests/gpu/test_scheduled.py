@@ -138,7 +138,7 @@ def test_a_lost_device_leaves_what_the_others_hold() -> None:
     assert len(on_cpu) == len(on_gpu) == 2
     before = [s.numpy() for s in on_cpu]
     place_of(0).device.raw.destroy()
-    with pytest.raises(gl.DeviceLost, match="need a checkpoint to go on from"):
+    with pytest.raises(gl.DeviceLost, match="need a checkpoint to resume from"):
         stepping(**feeds(), lr=0.1)
     assert [s.numpy().tobytes() for s in on_cpu] == [b.tobytes() for b in before] and stepping.steps_run == 1
     with pytest.raises(gl.DeviceLost, match="was lost during a download"):

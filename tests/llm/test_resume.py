@@ -293,7 +293,7 @@ def test_what_cannot_be_continued(path: Path, tmp_path: Path, capsys: pytest.Cap
 
 def test_a_run_is_trained_once(path: Path, tmp_path: Path) -> None:
     run = tuned(path, run=tmp_path / "a")
-    with pytest.raises(TrainError, match="the folder of this run is closed; need a new one, with resume=True"):
+    with pytest.raises(TrainError, match="the folder of this run is closed; need a new Run, with resume=True"):
         run.train(progress=False)
     with pytest.raises(SettingError, match=r"resume=True requires run"):
         tuned(path, resume=True)

@@ -90,7 +90,7 @@ def test_what_is_not_finite_is_no_checkpoint(tmp_path, capfd, monkeypatch, place
     fit(tmp_path / "a", place, number)
     said = capfd.readouterr().err
     assert "the checkpoint of step 6 was not saved, the last one is that of step 4: array '" + PARTS[place] in said
-    assert "numbers that are NaN or infinite; no run can go on from them" in said
+    assert "numbers that are NaN or infinite; no run can resume from them" in said
     assert steps_in(tmp_path / "a") == [4, 2]
     assert json.loads((tmp_path / "a" / "run.json").read_text())["state"] == "failed"
 

@@ -224,7 +224,7 @@ def test_what_a_killed_run_has_left_is_removed(tmp_path):
 
 def test_what_cannot_be(tmp_path):
     trained(tmp_path / "a", 1, "interrupted")
-    with pytest.raises(gl.FileError, match="holds a run of fit; need one of finetune to resume"):
+    with pytest.raises(gl.FileError, match="holds a run of fit; need a run of finetune to resume"):
         RunFolder(tmp_path / "a", "finetune", resume=True)
     with pytest.raises(gl.SettingError, match="resume and overwrite are mutually exclusive"):
         RunFolder(tmp_path / "a", "fit", resume=True, overwrite=True)

@@ -197,7 +197,7 @@ def test_a_run_goes_on_with_the_same_bits_and_under_another_placement_it_says_so
             assert all(np.array_equal(a, whole.state_dict()[n]) for n, a in net.state_dict().items())
         else:
             what = "placement is" if at else "backend is cpu and was cpu1, cpu2"
-            assert what in said and "the run goes on, the same bits are not promised" in said
+            assert what in said and "the run continues, the same bits are not promised" in said
             for name, array in net.state_dict().items():
                 np.testing.assert_allclose(array, whole.state_dict()[name], rtol=1e-3, atol=1e-5)
 

@@ -367,7 +367,7 @@ def test_unknown_arguments_are_named_with_the_nearest_known():
             lambda: gl.dp_train(net, samples, loss_fn=gl.ops.cross_entropy, iterations=1, maxnorm=1.0),
             r"dp_train: maxnorm is not an argument; did you mean max_norm\?",
         ),
-        (lambda: gl.fit(net(), (X, Y), qwerty=8), "fit: qwerty is not an argument; need one of arena, backend"),
+        (lambda: gl.fit(net(), (X, Y), qwerty=8), "fit: qwerty is not an argument; use arena, backend"),
     ):
         with pytest.raises(gl.SettingError, match=message):
             call()

@@ -173,7 +173,7 @@ def test_a_full_disk_is_said_once_and_the_training_goes_on(tmp_path, monkeypatch
     assert len(history) == 5
     said = capfd.readouterr().err.splitlines()
     where = tmp_path / "metrics.jsonl"
-    assert said == [f"gradloom: {where}: a line cannot be written: no space left on device; the training goes on"]
+    assert said == [f"gradloom: {where}: a line cannot be written: no space left on device; the training continues"]
     assert [line["epoch"] for line in strict(where)] == [1, 1, 2, 4, 5, 5]  # an evaluation, and its epoch
 
 
@@ -190,7 +190,7 @@ def test_files_that_may_not_grow_hold_whole_lines_and_go_on_when_they_may(tmp_pa
         assert len(history) == 12
     """
     done = subprocess.run([sys.executable, "-c", code], env=environment(), check=True, capture_output=True, text=True)
-    assert done.stderr.count("a line cannot be written: file too large; the training goes on") == 1
+    assert done.stderr.count("a line cannot be written: file too large; the training continues") == 1
     epochs = [line["epoch"] for line in strict(tmp_path / "metrics.jsonl")]
     assert epochs[-4:] == [9, 10, 11, 12] and epochs[:3] == [1, 2, 3] and len(epochs) < 11
     with open(tmp_path / "metrics.csv", newline="") as file:

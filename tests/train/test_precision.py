@@ -192,7 +192,7 @@ def test_another_precision_goes_on_and_says_so(
     capsys.readouterr()
     _, history = run(tmp_path, resume=True, precision="f32")
     other = "precision is f32 and was bf16; flush is False and was True"
-    said = f"{tmp_path}: {other}: the run goes on, the same bits are not promised"
+    said = f"{tmp_path}: {other}: the run continues, the same bits are not promised"
     assert capsys.readouterr().err.splitlines() == [said]
     assert len(history) == 3
 
@@ -234,7 +234,7 @@ def test_another_flush_goes_on_and_says_so(
         run(tmp_path, 1, resume=True)
     assert "flush" not in capsys.readouterr().err
     run(tmp_path, resume=True, flush=False)
-    said = f"{tmp_path}: flush is False and was True: the run goes on, the same bits are not promised"
+    said = f"{tmp_path}: flush is False and was True: the run continues, the same bits are not promised"
     assert capsys.readouterr().err.splitlines() == [said]
 
 

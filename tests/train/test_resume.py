@@ -257,7 +257,7 @@ def test_another_instruction_set_goes_on_and_says_so(tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         mlp(run=tmp_path, isa="avx2", on_train_batch=stopping(9, KeyboardInterrupt))
     mlp(run=tmp_path, isa="scalar", resume=True)
-    said = f"{tmp_path}: isa is scalar and was avx2: the run goes on, the same bits are not promised"
+    said = f"{tmp_path}: isa is scalar and was avx2: the run continues, the same bits are not promised"
     assert said in capsys.readouterr().err
 
 

@@ -145,7 +145,7 @@ def test_restore_best(epochs):
 
 def test_restore_best_says_what_it_needs():
     stop = EarlyStopping(restore_best=True)
-    with pytest.raises(gl.TrainError, match=r"EarlyStopping: restore_best needs to know what is trained; .* begin"):
+    with pytest.raises(gl.TrainError, match=r"EarlyStopping: restore_best requires the trained parameters; .* begin"):
         fit(net(), on_epoch=lambda at: stop(at))
 
 

@@ -70,7 +70,7 @@ def odd_object(array: np.ndarray) -> str:
 
 def check_whole(name: str, array: np.ndarray, kind: np.dtype | type, need: str = "") -> None:
     """IndexOutOfRange, naming the first one and its position, for whole numbers that this whole-number dtype cannot
-    hold. need: what is required, by default the range."""
+    hold. need: the requirement in the message, by default the range."""
     if array.dtype.kind not in "iu" or not array.size:
         return
     unsigned, most = _fitting(array.dtype, np.dtype(kind))

@@ -1,4 +1,4 @@
-"""Errors that users can meet. A message is one line: what was seen, what is required, what to do."""
+"""Errors that users can meet. A message is one line: the value seen, the requirement, the remedy."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class DeviceLost(BackendError):
 
 
 class DeviceMemoryError(BackendError):
-    """A device has no more memory; names what it was for, and its bytes."""
+    """A device has no more memory; names the purpose of the allocation, and its bytes."""
 
 
 class SettingError(GradloomError, ValueError):
@@ -155,7 +155,7 @@ class FileError(GradloomError):
 
 
 class TrainError(GradloomError):
-    """A training run that cannot go on."""
+    """A training run that cannot continue."""
 
 
 class NonFiniteError(TrainError):

@@ -369,7 +369,7 @@ Conv3d ConvTranspose2d: not supported; use gl.nn.Conv2d
 BatchNorm1d BatchNorm2d BatchNormalization SyncBatchNorm: use gl.nn.BatchNorm(channels)
 LayerNormalization: use gl.nn.LayerNorm(features)
 GroupNorm: use gl.ops.group_norm(x, groups) in forward
-InstanceNorm2d: use gl.ops.group_norm(x, groups) in forward, with as many groups as channels
+InstanceNorm2d: use gl.ops.group_norm(x, channels) in forward
 MaxPooling2D MaxPool2D: use gl.nn.MaxPool2d(kernel)
 AveragePooling2D AvgPool2D: use gl.nn.AvgPool2d(kernel)
 AdaptiveAvgPool2d GlobalAveragePooling2D: use gl.ops.mean(x, axes=(2, 3)) in forward

@@ -65,7 +65,7 @@ class Raising:
 
 def replace(handler: Callable[[int, FrameType | None], None]) -> Handlers:
     """Set a handler for the signals that raise KeyboardInterrupt in this process, in the main thread; returns the old
-    ones. What is ignored (in the background, under nohup) stays ignored, and one with its default ends the process.
+    ones. An ignored signal (in the background, under nohup) stays ignored, and one with its default ends the process.
     """
     old: Handlers = {}
     for number in SIGNALS:

@@ -91,8 +91,8 @@ class Flag:
 class Option:
     """A field of a record.
 
-    bits   affects result bits. True: a resume compares the value by name; a text: what the value decides, which is
-           compared in its place
+    bits   affects result bits. True: a resume compares the value by name; a text: the name of the derived state that
+           is compared instead
     saved  written to a run's settings.toml
     typed  the annotation for type checkers, where the field's own is less precise
     """
@@ -167,7 +167,7 @@ def _plain(kind: Any) -> Any:
     return kind if inner is kind else _plain(inner) | None
 
 
-# ---- what is derived -------------------------------------------------------------------------------------------------
+# ---- derived from records --------------------------------------------------------------------------------------------
 
 
 def takes(*records: type) -> Callable[[F], F]:

@@ -12,7 +12,7 @@ import typer
 from ..base import interrupts
 from ..base.errors import DataError
 from ..base.settings import PRECISIONS
-from .common import Device, GpuLayers, GpuMemory, Precision, Threads, need_one_of, need_whole, say, warn
+from .common import Device, GpuLayers, GpuMemory, Precision, Threads, need_one_of, need_whole, print_report, warn
 from .generate import Shown
 from .language import Lora, Temperature, Template, TopK, TopP, load_adapter, read_template
 from .run_settings import check_places, shown_layers
@@ -58,8 +58,8 @@ def chat(
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, precision=precision, device=device,
         gpu_layers=layers, gpu_memory=gpu_memory, threads=threads,
     )  # fmt: skip
-    say(f"{model}: {loaded.config}; {_HELP}")
-    told = False  # what runs where
+    print_report(f"{model}: {loaded.config}; {_HELP}")
+    layers_shown = False
     code = 0
     for text in _turns():
         if isinstance(text, DataError):
@@ -73,7 +73,7 @@ def chat(
         shown = Shown("")
         try:
             before = conversation.forgotten
-            reply = conversation.say(text, shown.hear)
+            reply = conversation.say(text, shown.add_piece)
         except DataError as error:  # of this turn
             code = _left_out(error)
             continue
@@ -83,13 +83,11 @@ def chat(
             shown.add("\n")
             continue
         shown.add("\n")
-        if layers is not None and not told:
-            told = True
-            say(shown_layers(reply.layers))
+        if layers is not None and not layers_shown:
+            layers_shown = True
+            print_report(shown_layers(reply.layers))
         if conversation.forgotten > before:
-            warn(
-                f"the context is full: the oldest {conversation.forgotten} messages are left out of what the model sees"
-            )
+            warn(f"the context is full: the oldest {conversation.forgotten} messages are left out of the prompt")
         if reply.ended == "length":
             more = (
                 "--max-tokens allows more"
@@ -101,7 +99,7 @@ def chat(
 
 
 def _left_out(error: DataError) -> int:
-    """Say why a turn is left out: the conversation goes on. The exit code, which tells a program that wrote it."""
+    """Print the reason why a turn is left out; the conversation continues. Returns the exit code: 2 for a program."""
     warn(f"gradloom: {error}")
     return 0 if sys.stdin.isatty() else 2
 

@@ -1,4 +1,4 @@
-"""What the commands share: checks of options, lines on stderr, the JSON line, signals, streams."""
+"""Shared by the commands: checks of options, lines on stderr, the JSON line, signals, streams."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GpuMemory = Annotated[str | None, flag_of(PlacingOptions, "gpu_memory")]
 Json = Annotated[bool, flag_of(FinetuneOutput, "json")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no report on stderr: warnings and errors alone.")]
 OF_PYTHON = {"tensors": "targets", "train_on_all": "loss_on"}  # settings that have other names in Python
-_quiet = False  # this process is one that says nothing
+_quiet = False  # this process prints nothing: its rank is not 0
 _reports = True  # progress and reports are shown: there is no --quiet
 _ranks: Communicator | None = None
 _words: list[str] = []  # the command, without the program's name
@@ -66,9 +66,9 @@ def command_line() -> list[str]:
 
 
 def join(parallel: str | None, exchange: str | None) -> Communicator | None:
-    """This process among those of mpiexec, where that is asked for: then rank 0 alone says and writes anything.
+    """The communicator of this process with --parallel mpi: then rank 0 alone prints and writes files.
 
-    Where mpiexec started several and it is not asked for, the first one says that each works alone."""
+    Without it, when mpiexec started several processes, the first one warns that each works alone."""
     global _quiet, _ranks
     need_one_of("parallel", parallel, ("mpi",))
     need_one_of("exchange", exchange, ("ordered", "fast"))
@@ -94,20 +94,20 @@ def _hint_at_parallel() -> None:
 
 
 def is_quiet() -> bool:
-    """This process is not rank 0: what it has to say, rank 0 says."""
+    """Whether this process is not rank 0, which prints for all."""
     return _quiet
 
 
-def say_last(line: str) -> None:
-    """Why this process ends, on stderr. Of another rank than 0 it is heard where the others wait for it: where all end
-    for one reason, rank 0 says it."""
+def print_last(line: str) -> None:
+    """Print the reason why this process ends on stderr. Another rank than 0 sends it to the waiting ranks instead: if
+    all end for one reason, rank 0 prints it."""
     if not _quiet:
         to_stderr(line)
     elif _ranks is not None:
         _ranks.last_word = line.removeprefix("gradloom: ")
 
 
-def say(text: str) -> None:
+def print_report(text: str) -> None:
     """A report on stderr: a line, or several."""
     if _reports:
         warn(text)
@@ -133,8 +133,8 @@ def _as_escapes(word: str) -> str:
     return f"$'{''.join(parts)}'"
 
 
-def going_on(command: str, places: Sequence[str], ranks: Communicator | None, exchange: str | None) -> str:
-    """The line that goes on with this run, from any folder; places: the options that name its files and folders."""
+def resume_line(command: str, places: Sequence[str], ranks: Communicator | None, exchange: str | None) -> str:
+    """The command line that resumes this run, from any folder; places: options that name its files and folders."""
     words = ["gradloom", command, *places, "--resume"]
     if ranks is not None:
         words = ["mpiexec", "-n", str(ranks.size), *words, "--parallel", "mpi"]
@@ -218,8 +218,8 @@ def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
 
 
 @contextlib.contextmanager
-def told_when_stopped(as_json: bool, **known: Any) -> Iterator[None]:
-    """What comes before a training: where a signal stops it, `known` is the JSON object, with no steps."""
+def json_when_stopped(as_json: bool, **known: Any) -> Iterator[None]:
+    """Print `known` as the JSON object, with 0 steps, if a signal stops the block before the training."""
     try:
         yield
     except KeyboardInterrupt:
@@ -239,14 +239,14 @@ def exit_code(stop: BaseException | None) -> int:
     return 128 + interrupts.number_of(stop if isinstance(stop, KeyboardInterrupt) else _handler.last)
 
 
-def heed_signals() -> None:
+def raise_lost_signal() -> None:
     """Before long work: raises what a signal raised that was lost, as in an import or a destructor."""
     if _handler.last is not None:
         raise _handler.last
 
 
-def unheard_exit_code(code: int) -> int:
-    """The code of a command whose stdout takes no more, as of a terminal that was closed, or that of the signal."""
+def stdout_exit_code(code: int) -> int:
+    """The exit code of a command whose stdout is closed or full, or that of the signal."""
     return code if interrupts.last_interrupt is None else exit_code(interrupts.last_interrupt)
 
 
@@ -257,8 +257,8 @@ def late_exit_code(code: int) -> int:
 
 @contextlib.contextmanager
 def signals(lasting: bool) -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP are heard as Ctrl-C is. What the process was started to ignore (nohup, background) it
-    ignores.
+    """Handle SIGTERM and SIGHUP like Ctrl-C inside. Signals that the process was started to ignore (nohup, background)
+    stay ignored.
 
     lasting: it stays so, for a process that ends after this.
     """
@@ -287,10 +287,10 @@ def ignore_signals() -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
-    """Ctrl-C, SIGTERM and SIGHUP do not stop what is written inside; `main` then ends with their exit code.
+    """Defer Ctrl-C, SIGTERM and SIGHUP while files are written inside; `main` then ends with their exit code.
 
-    The block gets a function, `interruptible`: `with interruptible():` they stop what runs, as they do outside. No
-    signal comes between the end of that and what is written after it.
+    The block gets a function, `interruptible`: inside `with interruptible():` signals interrupt as they do outside. No
+    signal arrives between its end and the writing that follows.
     """
     if threading.current_thread() is not threading.main_thread():  # no signal arrives here
         yield contextlib.nullcontext
@@ -316,7 +316,7 @@ def uninterrupted() -> Iterator[Callable[[], contextlib.AbstractContextManager[N
 
 
 def with_more(error: Exception, more: str) -> Exception:
-    """The error with more to say in its line; itself, and a line of its own for that, when it is a fault of ours."""
+    """The error with `more` added to its line; an internal error itself, with `more` on a line of its own."""
     if isinstance(error, MemoryError):  # also NumPy's, which is made of other arguments
         return MemoryError(f"{error}; {more}")
     if isinstance(error, GradloomError):
@@ -326,7 +326,7 @@ def with_more(error: Exception, more: str) -> Exception:
 
 
 class StdoutError(Exception):
-    """Stdout is closed or full: what was asked for cannot be said."""
+    """Stdout is closed or full: the results cannot be printed."""
 
 
 class _Stdout:
@@ -364,7 +364,7 @@ class _Stdout:
 
 
 class _Stderr:
-    """sys.stderr, which may be closed or full: then nobody reads of the progress, and the work goes on.
+    """sys.stderr, which may be closed or full: then progress is dropped, and the work continues.
 
     On a terminal control characters are written as escapes; `controls` is the same stream without that."""
 
@@ -417,8 +417,7 @@ def streams() -> Iterator[None]:
 
 
 def _flush(stream: TextIO) -> None:
-    """Write what is buffered, to /dev/null if need be: Python's own flush at exit would fail, and make the exit code
-    120."""
+    """Write the buffer, to /dev/null if need be: Python's own flush at exit would fail, with exit code 120."""
     try:
         stream.flush()
     except (OSError, ValueError):

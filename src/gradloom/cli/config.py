@@ -1,5 +1,5 @@
-"""The settings of a command: flags, keys of a settings file (TOML), and what is saved with a run. They are derived from
-records of options (`command_settings`).
+"""The settings of a command: flags, keys of a settings file (TOML), and the settings saved with a run. They are derived
+from records of options (`command_settings`).
 
 A flag takes precedence over the file, the file over the default.
 """

@@ -1,4 +1,4 @@
-"""gradloom doctor: what this machine and this installation are, what they can do, and what is wrong with them."""
+"""gradloom doctor: report on this machine and this installation, measured rates, and problems."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Skip measurements.")] = False,
     json: Json = False,
 ) -> int:
-    """Say what this machine and this installation are, measure them, and check the kernels.
+    """Report on this machine and this installation, measure them, and check the kernels.
 
-    Exit code 0: all is well; 1: something is missing, stale or wrong, and the last lines say what to do.
+    Exit code 0: all is well; 1: something is missing, stale or wrong; the last lines give the remedy.
     """
     from ..base.errors import SettingError
 
@@ -54,7 +54,7 @@ def doctor(
 
 
 def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
-    """(numbers by name, lines to show, what is wrong)."""
+    """(numbers by name, lines to show, problems)."""
     from .. import __version__
 
     system = f"{platform.system()} {platform.machine()}"
@@ -63,7 +63,7 @@ def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tupl
     facts["packages"], wrong = _packages()
     lines.append(("packages", "  ".join(f"{name} {version or '-'}" for name, version in facts["packages"].items())))
     try:
-        import gradloom.ops  # noqa: F401 (fills the registry of what is checked)
+        import gradloom.ops  # noqa: F401 (fills the registry of ops)
 
         from ..run import machine
     except ImportError as error:
@@ -146,7 +146,7 @@ def _memory(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]]) -
 
 
 def _gpus(facts: dict[str, Any], lines: list[tuple[str, str]], wrong: list[str], measure: bool) -> None:
-    """The adapters, what they take and reach; why there is none is no problem of this installation."""
+    """The adapters, their limits and rates. No adapter is no problem of this installation."""
     from dataclasses import asdict
 
     from ..base.errors import GradloomError

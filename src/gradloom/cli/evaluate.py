@@ -25,7 +25,7 @@ from .common import (
     json_text,
     need_one_of,
     need_whole,
-    say,
+    print_report,
     to_paste,
     warn,
 )
@@ -44,7 +44,7 @@ from .language import (
     load_adapter,
 )
 from .progress import ProgressLine
-from .run_settings import check_places, layers_told, shown_layers
+from .run_settings import check_places, layers_report, shown_layers
 
 if TYPE_CHECKING:
     from ..llm.evaluate import Perplexity
@@ -95,9 +95,9 @@ def evaluate(
     loaded = load(model)
     adapter = load_adapter(loaded, lora)
     rows = read_rows(loaded, test_file(data), context, 0.0, adapter=adapter, **options)
-    say(f"{model}: {loaded.config}")
+    print_report(f"{model}: {loaded.config}")
     for report in rows.reports:
-        say(str(report))
+        print_report(str(report))
     shown = _ScoreDisplay()
     code = 0
     try:
@@ -106,7 +106,7 @@ def evaluate(
             rows,
             adapter,
             batch_size=batch_size,
-            on_progress=shown.heard,
+            on_progress=shown.show,
             precision=precision,
             device=device,
             gpu_layers=layers,
@@ -134,8 +134,8 @@ def evaluate(
         "interrupted": code != 0,
     }  # fmt: skip
     if layers is not None:
-        say(shown_layers(measured.layers))
-    result |= layers_told(layers, measured.layers)
+        print_report(shown_layers(measured.layers))
+    result |= layers_report(layers, measured.layers)
     columns(
         [
             ("perplexity", f"{measured.perplexity:.4f}{_spread(measured.perplexity_unc, 4)}"),
@@ -161,7 +161,7 @@ class _ScoreDisplay:
         self.line, self.began = ProgressLine(), time.perf_counter()
         self.so_far: Perplexity | None = None
 
-    def heard(self, done: int, rows: int, so_far: Perplexity) -> None:
+    def show(self, done: int, rows: int, so_far: Perplexity) -> None:
         from ..train.display import duration
 
         self.so_far = so_far

@@ -14,15 +14,15 @@ from ..base.memory import resident_peak, show_bytes
 from .common import (
     columns,
     exit_code,
-    going_on,
-    heed_signals,
     is_quiet,
     json_text,
+    json_when_stopped,
+    print_report,
+    raise_lost_signal,
+    resume_line,
     saved_weights,
-    say,
     shows_reports,
     to_paste,
-    told_when_stopped,
     uninterrupted,
     warn,
     with_more,
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 def run(asked: Asked[Any]) -> int:
     """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
 
-    What trains and how much memory it needs is said before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
-    far is saved, and --resume goes on.
+    The trained tensors and the memory plan are printed before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
+    far is saved, and --resume continues it.
     """
     asked = resumed(asked)
     with asked.naming_places(), contextlib.ExitStack() as claimed:
         use = settle(asked)
-        with told_when_stopped(use.json, model=use.model, data_file=use.data, out=None):
+        with json_when_stopped(use.json, model=use.model, data_file=use.data, out=None):
             inputs = Inputs(model=use.model, data=use.data, val=use.val, lora=use.lora, chat_template=use.chat_template)
             job, planned = _prepare(use, asked.ranks, inputs, claimed)
-            heed_signals()
+            raise_lost_signal()
         return _train(job, planned, use)
 
 
@@ -86,14 +86,14 @@ def _prepare(
     run = Run(loaded, use.data, given, data_options=options, callbacks=[recorded], **training(use, ranks))
     if run.saver is not None and run.saver.folder is not None:
         claimed.push(run.saver)  # where it does not come to the training
-    say(f"{use.model}: {loaded.config}")
+    print_report(f"{use.model}: {loaded.config}")
     for report in run.data.reports:
-        say(str(report))
+        print_report(str(report))
     _announce(run, use.device)
     if use.gpu_layers is not None:
-        say(shown_layers(run.layers))
+        print_report(shown_layers(run.layers))
     if use.lora is not None and not use.resume:
-        say(f"a new run from the weights of {use.lora}: optimiser, schedule and order of rows begin anew")
+        print_report(f"a new run from the weights of {use.lora}: optimiser, schedule and order of rows begin anew")
     run.prepare()
     planned = run.memory()
     columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)
@@ -104,7 +104,7 @@ def _prepare(
 
 
 def _check_place(use: Any, *inputs: str) -> None:
-    """That what is trained can be written there and replaces none of the inputs, before it is trained."""
+    """Check before the training that the output can be written there and replaces none of the inputs."""
     from ..base.errors import SettingError
     from ..files import check_target, refuse_input
     from ..llm.lora import files_of_adapter
@@ -129,30 +129,30 @@ def _announce(run: Run, device: str | None) -> None:
     from ..run.backend import backend
     from ..train.display import plural
 
-    say(run.table)
-    say(
+    print_report(run.table)
+    print_report(
         f"{plural(run.steps_total, 'step')} of {plural(run.batch_size, 'row')} of {run.context} tokens"
         f" ({run.micro_batch_size} at a time); {plural(len(run.val_rows), 'row')} for validation; rate "
         f"{run.settings.lr:g}, {run.settings.schedule}; seed {run.settings.seed}"
         f"{'' if run.precision == 'f32' else f'; products in {run.precision}'}"
     )
     if device is not None:
-        say(f"on {device}: {backend(device, switches()).available()[1]}")
+        print_report(f"on {device}: {backend(device, switches()).available()[1]}")
 
 
 def _settings(run: Run, use: Any, inputs: Inputs) -> bytes:
     """The text of settings.toml: every setting as it was decided."""
     decided = {name: getattr(run, name) for name in ("context", "batch_size", "micro_batch_size")}
     ranks = 1 if run.ranks is None else run.ranks.size
-    told = {"out": os.path.abspath(use.out), "rows_val": len(run.val_rows), "exchange": use.exchange}
-    return saved(replace(use, **decided), "finetune", inputs, ranks, **told)
+    extra = {"out": os.path.abspath(use.out), "rows_val": len(run.val_rows), "exchange": use.exchange}
+    return saved(replace(use, **decided), "finetune", inputs, ranks, **extra)
 
 
 def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
     from ..base.errors import GradloomError, TrainError
     from ..llm.data_files import data_files
     from ..llm.evaluate import evaluate
-    from ..llm.plan import told_of
+    from ..llm.plan import device_report
     from ..parallel.agree import is_root
     from ..run.machine import bf16_units
     from ..train.display import duration, rate
@@ -167,33 +167,33 @@ def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
             interruption = run.interruption
         except KeyboardInterrupt as stop:  # before the training began, or after its end
             if not run.steps:
-                _tell_nothing(run, use, True)
+                _print_unsaved(run, use, True)
                 raise
             interruption = stop
-        except Exception as error:  # a loss that is not finite, a model file that changed: what was trained is not lost
+        except Exception as error:  # a non-finite loss, a changed model file: the trained weights are saved
             if not run.steps:
                 if isinstance(error, TrainError) and not use.resume:
                     error.extended(after="; this was before the first step was done, and nothing is saved")
                 raise
-            kept = f"what was trained before it is in {place}"
+            kept = f"the weights before it are in {place}"
             try:
                 run.save(use.out)
             except GradloomError as another:
-                kept = f"what was trained before it cannot be saved: {another}"
+                kept = f"the weights before it cannot be saved: {another}"
             raise with_more(error, kept) from None
         is_cut = run.interrupted or (run.saver is not None and run.saver.time_is_up)
         if is_cut and not run.steps:
             warn("there is nothing to save yet")
-            _tell_nothing(run, use, interruption is not None)
+            _print_unsaved(run, use, interruption is not None)
             return 0 if interruption is None else exit_code(interruption)
         run.save(use.out)
     if run.interrupted:
-        warn(f"what was trained so far is in {place}")
+        warn(f"the weights so far are in {place}")
     if is_cut:
         places = ["--out", os.path.abspath(place)]
         if use.run != run_beside(place):
             places += ["--run", os.path.abspath(str(use.run))]
-        warn(f"after step {run.steps:,}; go on with: {going_on('finetune', places, run.ranks, use.exchange)}")
+        warn(f"after step {run.steps:,}; resume with: {resume_line('finetune', places, run.ranks, use.exchange)}")
     report = run.report | {"data_file": use.data, "out": place}
     if not is_cut and (test := data_files(use.data).test) is not None and is_root(run.ranks):
         measured = evaluate(
@@ -209,7 +209,7 @@ def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
         )
         report |= {"test_loss": measured.nll, "test_loss_unc": measured.nll_unc}
     report |= {"resident_before_bytes": before, "planned_total_bytes": planned.total}
-    report |= told_of(planned)
+    report |= device_report(planned)
     lines = []
     for name, key in (
         ("before", "val_loss_before"),
@@ -242,7 +242,7 @@ def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
     return 0 if interruption is None else exit_code(interruption)
 
 
-def _tell_nothing(run: Run, use: Any, interrupted: bool) -> None:
+def _print_unsaved(run: Run, use: Any, interrupted: bool) -> None:
     """The JSON object of a run that ended before its first step: nothing is saved."""
     if use.json and not is_quiet():
         print(json_text(run.report | {"data_file": use.data, "out": None, "interrupted": interrupted}))

@@ -66,7 +66,7 @@ def run_beside(out: str) -> str:
 
 
 def resumed(asked: Asked[Any]) -> Asked[Any]:
-    """What is asked for, with --resume beside the settings of the run in its folder."""
+    """The given settings; with --resume, together with those of the run in its folder."""
     given = asked.values
     folder = given.get("run") or run_beside(given.get("out") or _out_of(given.get("method", "lora")))
     length = ("epochs", "steps")  # one of them is meant

@@ -13,11 +13,11 @@ from ..base.options import values_of
 from ..base.training_options import DeviceOptions
 from .common import (
     exit_code,
-    going_on,
-    heed_signals,
     json_text,
+    json_when_stopped,
+    raise_lost_signal,
+    resume_line,
     shows_reports,
-    told_when_stopped,
     uninterrupted,
     warn,
     with_more,
@@ -65,7 +65,7 @@ def _fit(use: Any, ranks: Communicator | None) -> int:
     inputs = Inputs(data=use.data, test=use.test, **{f"val.{name}": file for name, file in (use.val or {}).items()})
     path, report = (os.path.join(use.out, name) for name in (MODEL, RESULT))
     with contextlib.ExitStack() as claimed:
-        with told_when_stopped(use.json, data=use.data, model=None), agreed(ranks):
+        with json_when_stopped(use.json, data=use.data, model=None), agreed(ranks):
             if is_root(ranks):
                 for name in (MODEL, RESULT, SETTINGS):
                     refuse_input(os.path.join(use.out, name), *inputs.paths.values())
@@ -81,7 +81,7 @@ def _fit(use: Any, ranks: Communicator | None) -> int:
             job = Job(use, recipe, table, net, ranks, inputs, validation_sets(use, table))
             job.check_columns()
             inputs.digests()
-            heed_signals()
+            raise_lost_signal()
         return _train_and_save(job, path, report)
 
 
@@ -154,8 +154,8 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
     if interrupted:
         warn(f"interrupted; {kept}")
     if (interrupted or job.time_is_up) and not bad:
-        line = going_on("fit", ["--out", os.path.abspath(job.use.out)], job.ranks, job.use.exchange)
-        warn(f"after step {steps:,}; go on with: {line}")
+        line = resume_line("fit", ["--out", os.path.abspath(job.use.out)], job.ranks, job.use.exchange)
+        warn(f"after step {steps:,}; resume with: {line}")
     if not interrupted:
         check_losses(job, result)
     if is_root(job.ranks):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import NonFiniteError
 from ..base.memory import resident_peak
-from .common import columns, json_text, saved_weights, say, to_paste, warn
+from .common import columns, json_text, print_report, saved_weights, to_paste, warn
 from .fit_settings import MAY_CHANGE, FitSettings, rows_of
 from .saved_settings import Inputs, saved
 from .setting import settings_of, shown
@@ -340,18 +340,18 @@ def announce(job: Job) -> None:
     if table.test is not None:
         sources = {"file": "from the file", "held out": "held out", "the latest": "held out, the latest"}
         what += f", {table.test.n:,} test rows {sources.get(table.test_from, f'from {use.test}')}"
-    say(f"{use.data}: {what}, {plural(made.inputs, 'feature')}")
+    print_report(f"{use.data}: {what}, {plural(made.inputs, 'feature')}")
     for note in table.notes:
-        say(f"  {note}")
+        print_report(f"  {note}")
     if table.task == "classification":
         classes = ", ".join(made.classes[:10]) + (", ..." if len(made.classes) > 10 else "")
-        say(f"  {len(made.classes)} classes: {classes}")
+        print_report(f"  {len(made.classes)} classes: {classes}")
     for text in job.warnings:
         warn(f"  warning: {text}")
     sizes = "-".join(str(s) for s in (made.inputs, *use.hidden, made.outputs))
     members = f"{use.ensemble} networks " if use.ensemble > 1 else ""
     dropout = f"dropout {use.dropout:g}, " if use.dropout else ""
-    say(
+    print_report(
         f"model: {members}{sizes}, {dropout}{job.net.parameter_count():,} parameters; {use.loss}, {use.optimizer},"
         f" rate {use.lr:g} falling, {plural(use.epochs, 'epoch')}, batches of {use.batch_size}, seed {use.seed}"
         f"{'' if use.precision == 'f32' else f', products in {use.precision}'}"
@@ -367,7 +367,7 @@ def announce(job: Job) -> None:
         if chosen[n]
     ]
     if lines:
-        say(f"  {'; '.join(lines)}")
+        print_report(f"  {'; '.join(lines)}")
 
 
 _SHOWN = {

@@ -1,4 +1,4 @@
-"""The settings of gradloom fit, and what the data decide of them."""
+"""The settings of gradloom fit, and their defaults from the data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # What a fit does. None: the data decide (see settle)
 FitSettings: Any = command_settings("fit", TableOptions, NetworkOptions, FitOptions, DeviceOptions, FitOutput)
 
-# Settings that may be others when a run goes on, or of which it knows more than their text
+# Settings that a resumed run may change, or that it compares by more than their text
 MAY_CHANGE = (
     "out", "val", "test", "epochs", "micro_batch_size", "precision", "device", "checkpoint_every", "keep", "log",
     "groups",

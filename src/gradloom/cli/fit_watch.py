@@ -1,4 +1,4 @@
-"""Callbacks of the commands that train: what they add to a run, and the loop of a fit while it runs."""
+"""Callbacks of the commands that train: records of settings and inputs, and the loop of a fit while it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..runs.identity import FILES
 from ..train.callbacks import Callback
 from ..train.history import row_of
 from ..train.result import EpochResult
-from .common import heed_signals
+from .common import raise_lost_signal
 from .saved_settings import SETTINGS, Inputs
 from .settings_file import parse_toml
 
@@ -20,8 +20,8 @@ class RunInputs(Callback, Contribution):
     """Records the settings and the input files of a command in its run.
 
     settings  returns the text of settings.toml
-    compared  contents that a resumed run must find again, in addition to what it trains and validates on
-    options   returns what was decided, by flag: a resume reports differences by these
+    compared  contents that a resumed run must find again, in addition to training and validation data
+    options   returns the settings as decided, by flag: a resume reports differences by these
     """
 
     stateless, steers = True, False
@@ -58,7 +58,7 @@ class RunInputs(Callback, Contribution):
 class Watch(RunInputs):
     """Holds the loop of a fit, for the report. With ranks, on rank 0 alone.
 
-    announce  prints what was decided, when all settings are accepted
+    announce  prints the settings as decided, when all are accepted
     """
 
     steers = True  # the run identities of earlier versions name it
@@ -71,7 +71,7 @@ class Watch(RunInputs):
     def begin(self, loop: Any) -> None:
         self.loop = loop
         self.announce()
-        heed_signals()
+        raise_lost_signal()
 
     @property
     def epochs(self) -> list[EpochResult]:

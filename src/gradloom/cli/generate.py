@@ -21,12 +21,12 @@ from .common import (
     json_text,
     need_one_of,
     need_whole,
-    say,
+    print_report,
 )
 from .language import Temperature, Template, TopK, TopP, chat_prompt, load_adapter, read_template
-from .run_settings import check_places, layers_told, shown_layers
+from .run_settings import check_places, layers_report, shown_layers
 
-TOKENS = 64  # to generate when not said, or fewer where the context ends
+TOKENS = 64  # to generate by default, or fewer where the context ends
 
 
 def generate(
@@ -50,7 +50,7 @@ def generate(
     threads: Threads = None,
     json: Json = False,
 ) -> int:
-    """Continue a prompt. The text goes to stdout as it comes, what it took to stderr."""
+    """Continue a prompt. The text goes to stdout as it is generated, speed and memory to stderr."""
     need_whole("max_tokens", max_tokens)
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)
@@ -78,7 +78,7 @@ def generate(
             max_tokens or min(TOKENS, room),
             how,
             stop or (),
-            shown.hear,
+            shown.add_piece,
             precision=precision,
             device=device,
             gpu_layers=layers,
@@ -88,11 +88,11 @@ def generate(
     except KeyboardInterrupt as stopped:
         shown.add("\n")
         if json and shown.pieces:
-            told = {
+            partial = {
                 "model": model, "lora": lora, "prompt": prompt, "text": "".join(shown.pieces), "ended": "interrupted",
                 "prompt_tokens": len(ids), "seed": seed, "peak_bytes": resident_peak(), "interrupted": True,
             }  # fmt: skip
-            print(json_text(told))
+            print(json_text(partial))
         return exit_code(stopped)
     shown.add("\n")
     count, seconds = len(done.tokens), done.prompt_seconds + done.seconds
@@ -100,16 +100,16 @@ def generate(
     if count > 1:
         speed += f", then {(count - 1) / max(done.seconds, 1e-9):.0f} tokens/s"
     why = {"end": "the model ended it", "stop": "a stop text came", "length": "the limit was reached"}[done.ended]
-    say(f"{count} tokens, {why}; {speed}; memory {show_bytes(resident_peak())}")
+    print_report(f"{count} tokens, {why}; {speed}; memory {show_bytes(resident_peak())}")
     if layers is not None:
-        say(shown_layers(done.layers))
+        print_report(shown_layers(done.layers))
     if json:
         answer = {
             "model": model, "lora": lora, "prompt": prompt, "text": done.text, "tokens": list(done.tokens),
             "ended": done.ended, "prompt_tokens": done.prompt_tokens, "seconds": round(seconds, 3),
             "tokens_per_second": round((count - 1) / done.seconds, 1) if count > 1 else None, "seed": seed,
             "peak_bytes": resident_peak(), "interrupted": False,
-        } | layers_told(layers, done.layers)  # fmt: skip
+        } | layers_report(layers, done.layers)  # fmt: skip
         print(json_text(answer))
     return 0
 
@@ -119,9 +119,9 @@ class Shown:
 
     def __init__(self, prompt: str) -> None:
         self.prompt = prompt
-        self.pieces: list[str] = []  # of what was generated
+        self.pieces: list[str] = []  # of the generated text
 
-    def hear(self, piece: str) -> None:
+    def add_piece(self, piece: str) -> None:
         self.pieces.append(piece)
         self.add(piece)
 

@@ -1,4 +1,4 @@
-"""gradloom info: what a GGUF file (a model, a vocabulary, an adapter) or a model that gradloom saved says of itself."""
+"""gradloom info: contents of a GGUF file (a model, a vocabulary, an adapter) or of a model that gradloom saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .common import Json, columns, json_text
 if TYPE_CHECKING:
     from ..files.gguf import GGUF
 
-# what is shown of a model: name in --json -> key after the architecture's name
+# name in --json -> key after the architecture's name
 SIZES = {
     "layers": "block_count",
     "width": "embedding_length",
@@ -40,7 +40,7 @@ def info(
     keys: Annotated[bool, typer.Option("--keys", help="List all metadata.")] = False,
     json: Json = False,
 ) -> int:
-    """Say what a GGUF file holds: architecture, sizes, types, context, vocabulary, tensors; of an adapter, its pairs.
+    """Show a GGUF file: architecture, sizes, types, context, vocabulary, tensors; of an adapter, its pairs.
     Of a model that gradloom saved: task, inputs, classes, metrics, how it was trained, layers.
 
     The whole head of the file is checked: a damaged file is refused, with the place of the damage.
@@ -206,7 +206,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _short(value: Any, most: int) -> str:
-    """One line of at most so many characters, without control characters."""
+    """One line of at most `most` characters, without control characters."""
     text = f"{value:g}" if isinstance(value, float) else " ".join(str(value).split())
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= most else text[: most - 3] + "..."

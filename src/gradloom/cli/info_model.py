@@ -1,4 +1,4 @@
-"""What `gradloom info` says of a model or network that gradloom saved."""
+"""Report of `gradloom info` on a model or network that gradloom saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands for language models share: options of the data, adapters, the prompt of a chat."""
+"""Shared by the commands for language models: options of the data, adapters, the prompt of a chat."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def adapter_for(
     seed: int = 0,
     **made: Any,
 ) -> LoRA | TrainedTensors:
-    """What the options ask to train; made: settings of a new LoRA, None or False where they were not given.
+    """The adapter or tensors to train by these options; made: settings of a new LoRA, None or False if not given.
 
-    Raises SettingError for an option that would not be heeded, FileError for an adapter file that does not fit.
+    Raises SettingError for an option that would have no effect, FileError for an adapter file that does not fit.
     """
     from ..base.errors import SettingError
     from ..llm.lora import LoRA, TrainedTensors

@@ -27,12 +27,12 @@ from .common import (
     command_line,
     exit_code,
     late_exit_code,
+    print_last,
     remember,
-    say_last,
     show_reports,
     signals,
+    stdout_exit_code,
     streams,
-    unheard_exit_code,
     warn,
     with_value,
 )
@@ -50,7 +50,7 @@ from .rerun import rerun
 from .runs import runs
 from .verify import verify
 
-_LONGEST = 2000  # characters of an error, whose middle is left out: what was given may be of any length
+_LONGEST = 2000  # characters of an error, whose middle is left out: input may be of any length
 
 app = typer.Typer(
     name="gradloom",
@@ -101,7 +101,7 @@ def _with_quiet(command: Callable[..., int]) -> Callable[..., int]:
         show_reports(not quiet)
         return command(*arguments, **options)
 
-    signature = inspect.signature(command, eval_str=True)  # what the parser reads
+    signature = inspect.signature(command, eval_str=True)  # for the parser
     option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
     call.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
     call.__annotations__ = {**command.__annotations__, "quiet": Quiet}
@@ -135,12 +135,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     remember(given)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files are printed as the bytes that they are
         sys.stdout.reconfigure(errors="surrogateescape")
-    with streams(), signals(lasting=arguments is None), shown_by(Uploads().heard):
+    with streams(), signals(lasting=arguments is None), shown_by(Uploads().show):
         code = late_exit_code(_run(given))
         try:
             sys.stdout.flush()
         except (StdoutError, BrokenPipeError) as error:
-            code = code or _unheard(error)
+            code = code or _stdout_failed(error)
         return code
 
 
@@ -158,7 +158,7 @@ def _run(given: list[str]) -> int:
     except typer.Exit as end:
         return int(end.exit_code)
     except (StdoutError, BrokenPipeError) as error:
-        return _unheard(error)
+        return _stdout_failed(error)
     except ImportError as error:
         if error.name != PACKAGE:
             raise
@@ -166,7 +166,7 @@ def _run(given: list[str]) -> int:
     except (MemoryError, RecursionError, OverflowError, UnicodeError, OSError) as error:
         return _refuse(_what_failed(error))
     except RuntimeError as error:
-        if str(error) != "can't start new thread":  # what Python says where the system gives no memory for its stack
+        if str(error) != "can't start new thread":  # Python's message if there is no memory for the thread's stack
             raise
         return _refuse(_what_failed(MemoryError(f"{error}")))
     except Exception as error:
@@ -203,26 +203,26 @@ def _hint(error: Any, context: Any) -> str:
     )
 
 
-def _unheard(error: StdoutError | BrokenPipeError) -> int:
-    """Stdout takes no more: nothing to say where its reader went away, else one line on stderr."""
-    return unheard_exit_code(1 if isinstance(error, BrokenPipeError) else _refuse(str(error)))
+def _stdout_failed(error: StdoutError | BrokenPipeError) -> int:
+    """The exit code if stdout is closed or full; one line on stderr unless the pipe was closed."""
+    return stdout_exit_code(1 if isinstance(error, BrokenPipeError) else _refuse(str(error)))
 
 
 def _what_failed(error: Exception) -> str:
-    """What Python itself says of inputs that no check foresaw, as our own errors would say it."""
-    said = str(error)
+    """The message of one of Python's own errors, in the form of our errors."""
+    seen = str(error)
     if isinstance(error, MemoryError):
-        return f"memory: not enough{f' ({said})' * bool(said)}; need smaller data, a smaller model or smaller batches"
+        return f"memory: not enough{f' ({seen})' * bool(seen)}; need smaller data, a smaller model or smaller batches"
     if isinstance(error, RecursionError):
-        return f"input: nested too deeply ({said}); need a flatter one"
+        return f"input: nested too deeply ({seen}); need a flatter one"
     if isinstance(error, OverflowError):
-        return f"input: a number is too large ({said}); need a smaller one"
+        return f"input: a number is too large ({seen}); need a smaller one"
     if isinstance(error, OSError):
         if isinstance(error, FileNotFoundError) and error.filename is None and not _has_working_directory():
             return "working directory: does not exist any more; need one that does, or whole paths"
         name = error.filename if isinstance(error.filename, str) else "input or output"
-        return f"{name}: {(error.strerror or said or 'cannot be used').lower()}"
-    return f"input or output: a text that cannot be converted ({said}); need UTF-8"
+        return f"{name}: {(error.strerror or seen or 'cannot be used').lower()}"
+    return f"input or output: a text that cannot be converted ({seen}); need UTF-8"
 
 
 def _has_working_directory() -> bool:
@@ -237,7 +237,7 @@ def _refuse(message: str, code: int = 2) -> int:
     line = " ".join(message.split())
     if len(line) > _LONGEST:
         line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-    say_last(f"gradloom: {line}")
+    print_last(f"gradloom: {line}")
     return code
 
 

@@ -25,7 +25,7 @@ def merge(
     """Add an adapter to the weights of its model, and write the sum as a model of its own.
 
     Norms and biases stay f32. Rows that are no whole blocks of the type become f16, changed tensors whose own type
-    cannot be written become q8_0: stderr says which.
+    cannot be written become q8_0, which stderr reports.
     """
     from ..files import check_target, claim
     from ..llm.merge import merge as merge_files

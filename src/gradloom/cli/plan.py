@@ -6,20 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from ..base.settings import as_precision
-from .common import columns, json_text, say
+from .common import columns, json_text, print_report
 from .config import Asked, command
 from .finetune_settings import FinetuneSettings, PlanSettings, planning, trained
 from .run_settings import check_places
 
 
 def run(asked: Asked[Any]) -> int:
-    """Say how many bytes weights, adapter, optimiser and activations need, and whether this machine has them.
+    """Report the bytes of weights, adapter, optimiser and activations, and whether this machine has them.
 
     The options are those of finetune. With DATA, which is read, the bytes are those of that run; without, of a run with
     validation on data that do not fill their last batches, and all rows of the data come on top, about 12 bytes a
     token; so does the memory for reading them. With --device gpu also the bytes of all buffers that it will hold there;
-    how many it has cannot be asked of it. Nothing runs and nothing large is allocated. Exit code 0: it fits; 2: it does
-    not, and stderr says what would.
+    WebGPU does not report GPU memory. Nothing runs and nothing large is allocated. Exit code 0: it fits; 2: it does
+    not, and stderr proposes settings that fit.
     """
     with asked.naming_places():
         use = asked.settings()
@@ -31,7 +31,7 @@ def run(asked: Asked[Any]) -> int:
         loaded = load(use.model)
         planned = plan_model(loaded, trained(use, loaded), use.data, **planning(use))
     if layers is not None and planned.layers is None:
-        say("all blocks on the CPU")
+        print_report("all blocks on the CPU")
     rows = [("model", str(loaded.config)), *planned.lines()]
     if use.data is None:
         rows.append(("data", "on top: about 12 bytes for each token; reading it can set a higher peak"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..base.settings import PRECISIONS
-from .common import Device, Precision, json_text, need_one_of, say, warn
+from .common import Device, Precision, json_text, need_one_of, print_report, warn
 from .run_settings import check_device
 from .saved_settings import Inputs
 
@@ -89,7 +89,7 @@ def predict(
         kept = kept_columns(path, names, preprocess) if names else {}
         uses, warnings = (None, []) if targets is None else _uses(opened, path, inputs, features, targets)
     for note in notes:
-        say(note)
+        print_report(note)
     for problem in problems:
         warn(problem)
     try:
@@ -100,7 +100,7 @@ def predict(
     if out is not None:
         with atomic_write(out) as file:
             file.writelines(text.encode() for text in _csv(opened, outputs, kept, cell))
-        say(f"{len(outputs):,} predictions in {out}")
+        print_report(f"{len(outputs):,} predictions in {out}")
     elif not json:
         sys.stdout.writelines(_csv(opened, outputs, kept, cell))
     agreement: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def predict(
         parts = agreement.get("scores", {})
         everything = {"all rows" if parts else "": agreement} if len(parts) != 1 else {}
         for part, scores in {**parts, **everything}.items():
-            say(f"{_PARTS[part]}{_shown(scores, preprocess)}")
+            print_report(f"{_PARTS[part]}{_shown(scores, preprocess)}")
         for text in warnings:
             warn(f"warning: {text}")
         agreement |= {"warnings": warnings} if warnings else {}

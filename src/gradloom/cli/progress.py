@@ -7,7 +7,7 @@ import time
 
 from ..base.terminal import controls, in_one_line
 from ..base.uploads import progress_text
-from .common import say, shows_reports
+from .common import print_report, shows_reports
 
 TERMINAL_SECONDS, LINE_SECONDS = 0.2, 10.0  # between two texts
 
@@ -23,16 +23,16 @@ class ProgressLine:
 
     def __init__(self) -> None:
         self.terminal = sys.stderr.isatty()
-        self._told = time.perf_counter()
+        self._shown_at = time.perf_counter()
 
     def show(self, text: str, ended: bool = False) -> None:
         """ended: the work is done."""
         now = time.perf_counter()
         if self.terminal and ended:
             change_line("")
-        elif now - self._told >= (TERMINAL_SECONDS if self.terminal else LINE_SECONDS):
-            self._told = now
-            (change_line if self.terminal else say)(text)
+        elif now - self._shown_at >= (TERMINAL_SECONDS if self.terminal else LINE_SECONDS):
+            self._shown_at = now
+            (change_line if self.terminal else print_report)(text)
 
 
 class Uploads:
@@ -41,7 +41,7 @@ class Uploads:
     def __init__(self) -> None:
         self._line: ProgressLine | None = None
 
-    def heard(self, where: str, done: int, total: int) -> None:
+    def show(self, where: str, done: int, total: int) -> None:
         if self._line is None:
             self._line = ProgressLine()
         self._line.show(progress_text(where, done, total), done == total)

@@ -77,7 +77,7 @@ def _read(file: Path) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
     about = parse_toml(file).get("run")
     command = about.get("command") if isinstance(about, dict) else None
     if not isinstance(about, dict) or command not in _COMMANDS:
-        what = "says nothing of a run" if about is None else f"is of the command {command!r:.40}"
+        what = "has no table [run]" if about is None else f"is of the command {command!r:.40}"
         raise FileError(f"{file}: {what}; need the {SETTINGS} of a fit or a finetune (others are for --config)")
     kind, run = _COMMANDS[command]
     return kind, run, about, read(kind, file)
@@ -95,7 +95,7 @@ def _need_another_place(out: str, file: Path, kind: Any, about: dict[str, Any]) 
 
 
 def _need_finished(out: str, kind: Any) -> None:
-    """FileError where a run lies that did not finish and can go on: a rerun, perhaps, that was stopped."""
+    """FileError if the folder holds an unfinished run that can be resumed, perhaps a stopped rerun."""
     from ..base.errors import FileError
     from ..files.checkpoint_files import manifests
     from ..files.lock import is_locked
@@ -107,7 +107,7 @@ def _need_finished(out: str, kind: Any) -> None:
         return
     if manifests(Path(folder) / "checkpoints")[0]:
         line = to_paste(["gradloom", command, "--out", os.path.abspath(out), "--resume"])
-        need = f"need another --out; {line} goes on with it"
+        need = f"need another --out; {line} resumes it"
         raise FileError(f"{folder}: holds a run that has not finished (at step {there['step']}); {need}")
 
 

@@ -1,4 +1,4 @@
-"""Devices and layers of the commands: checks before anything is read, and what is reported of them."""
+"""Devices and layers of the commands: checks before anything is read, and their reports."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def gpu_layers_of(given: str | None) -> int | str | None:
 
 
 def shown_layers(layers: Layers | None) -> str:
-    """What runs where, of a command with --gpu-layers."""
+    """The device of each block, of a command with --gpu-layers."""
     return "all blocks on the CPU" if layers is None else str(layers)
 
 
-def layers_told(asked: int | str | None, layers: Layers | None) -> dict[str, Any]:
+def layers_report(asked: int | str | None, layers: Layers | None) -> dict[str, Any]:
     """The same for --json; nothing where --gpu-layers was not given."""
     if asked is None:
         return {}

@@ -14,7 +14,7 @@ import typer
 
 from ..base.clock import utc
 from ..base.terminal import in_one_line
-from .common import Json, json_text, need_place, say
+from .common import Json, json_text, need_place, print_report
 from .saved_settings import SETTINGS
 
 _RESULT_BYTES = 1 << 26  # of result.json, with the history of a long run
@@ -26,7 +26,7 @@ def runs(
     folder: Annotated[str, typer.Argument(help="Folder to search, with all folders below it.")] = ".",
     json: Json = False,
 ) -> int:
-    """List what was trained in a folder and below it, in the order of its beginning: state, length, numbers."""
+    """List the runs in a folder and below it, in the order of their beginning: state, length, numbers."""
     from ..base.errors import FileError
 
     need_place("folder", folder)
@@ -41,7 +41,7 @@ def runs(
     for run in found:
         print("\n".join(_lines(run, width)), file=sys.stderr if json else None)
     if not found:
-        say(f"{folder}: no runs")
+        print_report(f"{folder}: no runs")
     if json:
         print(json_text({"folder": folder, "runs": found}))
     return 0

@@ -1,4 +1,4 @@
-"""settings.toml of a run: every setting as it was decided, and a table [run] with what else decides its bits."""
+"""settings.toml of a run: every setting as it was decided, and a table [run] with all else that affects its bits."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Inputs:
 
 
 def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -> Asked[S]:
-    """What is asked for, where a run is to be resumed beside the settings of the run in this folder, except for those
-    that are named, and the place that it writes to ("out"). All ranks have those of rank 0.
+    """The given settings; if a run is to be resumed, together with those of the run in this folder, except for those
+    that are named, and its output ("out"). All ranks have those of rank 0.
 
     SettingError where the folder has no settings and those that are given do not make a run.
     """
@@ -114,20 +114,20 @@ def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -
 
 
 def _without_settings(folder: Path, missing: list[str]) -> str:
-    """What is seen and needed where a folder has no settings.toml. missing: settings that are not given."""
+    """The message for a folder without settings.toml. missing: settings that are not given."""
     from ..files.checkpoint_files import manifests
 
     need = " and ".join(missing)
     found = manifests(folder / "checkpoints")[0] if folder.is_dir() else []
     if found:
         seen = f"holds a run at step {found[0].step}, and no {SETTINGS}"
-        return f"{seen}; need {need} and the other arguments of the run, with --resume, to go on with it"
+        return f"{seen}; need {need} and the other arguments of the run, with --resume, to resume it"
     seen = f"has no {SETTINGS}" if folder.is_dir() else "no such folder"
-    return f"{seen}, so there is no run to go on with; need the folder of a run, or {need} to begin one"
+    return f"{seen}, so there is no run to resume; need the folder of a run, or {need} to begin one"
 
 
 def bits_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the bits of a run with these settings depend on here, beside its data."""
+    """Version and environment that affect the bits of a run with these settings, in addition to its data."""
     import gradloom as gl
 
     from ..base.settings import switches
@@ -138,8 +138,8 @@ def bits_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"gradloom": gl.__version__, **({"isa": isa} if isa else {}), "flush": chosen.flush}
 
 
-def saved(settings: Any, command: str, inputs: Inputs, ranks: int, **told: Any) -> bytes:
-    """The text of settings.toml. told: what else [run] has."""
+def saved(settings: Any, command: str, inputs: Inputs, ranks: int, **extra: Any) -> bytes:
+    """The text of settings.toml. extra: further keys of [run]."""
     about = {
         "command": command,
         "line": shlex.join(["gradloom", *command_line()]),
@@ -147,6 +147,6 @@ def saved(settings: Any, command: str, inputs: Inputs, ranks: int, **told: Any) 
         **bits_of(vars(settings)),
         "ranks": ranks,
         "digests": inputs.digests(),
-        **told,
+        **extra,
     }
     return save(settings, about)

@@ -149,8 +149,8 @@ def _with_limits(kind: Any) -> Any:
 def _need(kind: Any) -> str:
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        said = [part.need for part in parts[1:] if isinstance(part, Limit)]
-        return said[0] if said else _need(parts[0])
+        needs = [part.need for part in parts[1:] if isinstance(part, Limit)]
+        return needs[0] if needs else _need(parts[0])
     if origin is Literal:
         return " or ".join(str(part).lower() if isinstance(part, bool) else str(part) for part in parts)
     if origin is list:

@@ -36,7 +36,7 @@ def register(command: str, kind: type, runs: type | None = None) -> None:
 
 @dataclass(frozen=True)
 class About:
-    """The table [run]: what the run that has saved the file tells of itself."""
+    """The table [run]: description of the run that saved the file."""
 
     command: str
     line: str | None = None
@@ -69,7 +69,7 @@ def parse_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise FileError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
     if len(text) > _LONGEST:
         raise FileError(f"{path}: is longer than {_LONGEST} bytes; must be a settings file (TOML)")
-    # a byte of a file's name that is no UTF-8 stays what it is, in what a run has saved
+    # a byte of a file's name that is no UTF-8 is kept in settings saved by a run
     words = text.decode(errors="surrogateescape").removeprefix("\ufeff")
     is_text = not re.search("[\ud800-\udfff]", words)
     if _MANY_DOTS.search(words):
@@ -86,11 +86,11 @@ def parse_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The settings of a file, checked, by name. A table [run] tells of the run that saved them: no setting; of a run of
-    another command (`register`) those that this one has are taken.
+    """The settings of a file, checked, by name. A table [run] describes the run that saved them: no setting. From a run
+    of another command (`register`) the common settings are taken.
 
-    SettingError with file, key, value and what is needed; an unknown key names the command that knows it, or the
-    nearest.
+    SettingError with file, key, value and requirement; for an unknown key also the command that has it, or the nearest
+    key.
     """
     found, known = parse_toml(path), settings_of(kind)
     if isinstance(found.get("run"), dict):
@@ -103,14 +103,14 @@ def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
             why = have if others else nearest_key(key, known)
             raise SettingError(f"{path}: key {key} is not known{_to(kind) if others else ''}{why}", setting=key)
     values = {
-        key: checked(_as_said(value, known[key]), known[key].kind, f"{path}: {key} = {shown(value)}", key)
+        key: checked(_as_text(value, known[key]), known[key].kind, f"{path}: {key} = {shown(value)}", key)
         for key, value in found.items()
     }
     return {key: value for key, value in values.items() if key in settings_of(kind)}
 
 
-def _as_said(value: Any, setting: Setting) -> Any:
-    """The value as the command line says it: a whole number of a text that may be one as its digits."""
+def _as_text(value: Any, setting: Setting) -> Any:
+    """The value as on the command line: a whole number as its digits, for a setting that is a text or a number."""
     is_number = setting.is_number and type(value) is int and abs(value) < 1 << 63
     return str(value) if is_number else value
 
@@ -140,7 +140,7 @@ def _check_about(about: dict[str, Any], kind: type, path: str | os.PathLike[str]
 
 
 def save(settings: Any, about: Mapping[str, Any]) -> bytes:
-    """A settings file with what was decided, places as whole paths, and the run that it tells of."""
+    """A settings file with the settings as decided, places as whole paths, and a description of the run."""
     import tomli_w
 
     kept = {

@@ -10,7 +10,7 @@ import typer
 
 from ..base.finetune_options import DATA_HELP
 from ..base.settings import PRECISIONS
-from .common import Device, Json, Precision, Threads, json_text, need_one_of, need_whole, say
+from .common import Device, Json, Precision, Threads, json_text, need_one_of, need_whole, print_report
 from .language import (
     AsChat,
     CompletionKey,
@@ -78,7 +78,7 @@ def verify(
 
     loaded = load(model)
     adapter: Any = adapter_for(loaded, method, targets, train_dtype, lora, seed, rank=rank)
-    say(f"{model}: {loaded.config}")
+    print_report(f"{model}: {loaded.config}")
     result = verify_step(
         loaded, data, adapter, context=context, batch_size=batch_size, reference=reference, threads=threads, seed=seed,
         precision=precision, device=device or "cpu",

@@ -294,7 +294,7 @@ def _as_array(what: object, name: str) -> np.ndarray:
     try:
         array = as_array(name, what)
         if isinstance(what, np.ndarray) and not isinstance(what, np.ma.MaskedArray):
-            array = what  # a memory-mapped array, or one that reads as it is sliced, stays what it is
+            array = what  # keeps a memory-mapped array, or one that reads as it is sliced
     except ValueError:
         raise ShapeError(f"{name}: rows of different lengths: {uneven(what)}; need one array") from None
     if array.ndim == 0:
@@ -310,7 +310,7 @@ def _as_data(what: object, name: str) -> np.ndarray:
     array = _as_array(what, name)
     if array.dtype.name not in _DATA or not array.dtype.isnative:
         hint = "; gl.data.read_table makes numbers of a table's texts and dates" * (array.dtype.kind in "OUSM")
-        raise DTypeError(f"{name}: dtype {array.dtype}; need one of {' '.join(_DATA)} in native byte order{hint}")
+        raise DTypeError(f"{name}: dtype {array.dtype}; must be {' '.join(_DATA)} in native byte order{hint}")
     return array
 
 

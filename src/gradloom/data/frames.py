@@ -64,9 +64,9 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
         return read_features(data, preprocess)
     if is_table(data) and (is_arrow(data) or preprocess.kind == "columns"):
         return read_features(data, preprocess)
-    said: list[str] = []
+    order_notes: list[str] = []
     if is_table(data) and len(data.columns):
-        order, said = order_of_columns("rows", names_of("rows", map(str, data.columns)), preprocess)
+        order, order_notes = order_of_columns("rows", names_of("rows", map(str, data.columns)), preprocess)
         array = np.stack(arrays_of(data), axis=1)[:, order]
     else:
         array = _as_array(data)
@@ -78,7 +78,7 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
     if preprocess.kind == "array" or is_plain:
         with np.errstate(all="ignore"):
             features, notes = preprocess.apply(array)
-        return features, None, said + notes, []
+        return features, None, order_notes + notes, []
     array = array.reshape(len(array), -1)
     if array.shape[1] != len(preprocess.columns):
         raise DataError(f"rows: {array.shape[1]} columns; need {len(preprocess.columns)} as in training")

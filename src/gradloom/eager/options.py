@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..base.arguments import as_bool
 from ..base.errors import SettingError
 from ..base.settings import as_precision, switches
-from ..run.backend import backend, check_heeded, is_device, named
+from ..run.backend import backend, check_effect, is_device, named
 
 
 class TapeOptions(NamedTuple):
@@ -32,7 +32,7 @@ def checked(precision: str | None, flush: bool | None, device: str | None) -> Ta
     if name != "cpu":
         if not is_device(name):
             raise SettingError(setting="device", seen=name, need="'cpu', 'gpu', 'gpu:1'", place="grad_tape")
-        check_heeded("grad_tape", [name], {"flush": flush})
+        check_effect("grad_tape", [name], {"flush": flush})
         backend(name, switches())
     return TapeOptions(
         None if precision is None else as_precision(precision), None if flush is None else as_bool("flush", flush), name

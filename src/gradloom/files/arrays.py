@@ -1,6 +1,6 @@
 """Named arrays in one file: .safetensors or .gguf, chosen by the suffix.
 
-Shapes are NumPy's; in a GGUF file they are stored reversed, as ggml's `ne`. What is loaded equals what was saved, in
+Shapes are NumPy's; in a GGUF file they are stored reversed, as ggml's `ne`. Loaded arrays equal the saved ones in
 dtype, shape and bytes. A truncated or corrupted file is a FileError, whatever its bytes are.
 """
 
@@ -34,7 +34,7 @@ _SAFETENSORS = {
 }  # fmt: skip
 _READ = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
 _GGUF = tuple(plain.name for plain in PLAIN.values())
-_SCALARS = "gradloom.scalars"  # names of the arrays of shape (), which GGUF has no way to say
+_SCALARS = "gradloom.scalars"  # names of the arrays of shape (), which GGUF cannot represent
 
 
 def save_arrays(
@@ -172,7 +172,7 @@ def _load_safetensors(
             for name in [] if only_metadata else file.keys():
                 kind = file.get_slice(name).get_dtype()
                 if kind not in _READ:
-                    raise FileError(f"{path}: array {name!r:.60} is {kind}; need one of {' '.join(_READ)}")
+                    raise FileError(f"{path}: array {name!r:.60} is {kind}; must be {' '.join(_READ)}")
                 if kind == "BF16":  # which the package does not hand to NumPy
                     late.append(name)
                 else:

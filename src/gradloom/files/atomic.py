@@ -1,8 +1,8 @@
 """Writing files so that each is either complete or as it was before, and several of a folder change at one moment.
 
 A file is written under a temporary name beside its place and moved there. Several files of a folder (`together`) are
-written so, and then a commit file names all the moves (commit.py). Whoever opens the folder next finishes what was cut
-off: a writer, or a reader (`read_together`), which otherwise reads the new files under their temporary names.
+written so, and then a commit file names all the moves (commit.py). The next writer or reader (`read_together`) of the
+folder finishes an interrupted change; a reader that cannot reads the new files under their temporary names.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _owned(
         yield
 
 
-# ---- what was cut off ------------------------------------------------------------------------------------------------
+# ---- interrupted changes ---------------------------------------------------------------------------------------------
 
 
 def _finish(folder: Path) -> None:
@@ -289,7 +289,7 @@ def _remove_abandoned(path: Path, target: str | None = None) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """What is in a folder; nothing where it cannot be listed."""
+    """Names in a folder; empty if it cannot be listed."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -343,7 +343,7 @@ def _current(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """What tells a file and its content from others; a move keeps it. None where there is no file."""
+    """Identity of a file and its content; a move keeps it. None if there is no file."""
     try:
         state = path.stat()
     except OSError:

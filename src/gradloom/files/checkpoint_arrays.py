@@ -65,10 +65,10 @@ def _declared(head: dict[str, Any]) -> list[tuple[str, int, int, tuple[Any, tupl
     """(name, begin, end, (dtype, shape)) of each array that the header names."""
     found = []
     for name, value in head.items():
-        said = Described(value, "an array")
-        kind = np.dtype(DTYPES[said.text("dtype", tuple(DTYPES))])
-        shape, offsets = said.wholes("shape", 0), said.wholes("data_offsets", 0)
-        said.end()
+        fields = Described(value, "an array")
+        kind = np.dtype(DTYPES[fields.text("dtype", tuple(DTYPES))])
+        shape, offsets = fields.wholes("shape", 0), fields.wholes("data_offsets", 0)
+        fields.end()
         if len(shape) > _MOST_AXES or len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * kind.itemsize:
             raise DataError(f"array {name!r:.60} has other bytes than {kind.name}{str(shape)[:60]} needs")
         found.append((name, offsets[0], offsets[1], (kind, tuple(shape))))

@@ -48,7 +48,7 @@ _PLAIN = ("float32", "float64", "int32", "int64", "int16", "int8", "uint8", "boo
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read: entries "part.name" -> array or value, and what is known about the run.
+    """A checkpoint that was read: entries "part.name" -> array or value, and a description of the run.
 
     number: counts the checkpoints of a folder; the newest has the largest.
     """
@@ -63,7 +63,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says; values are still encoded."""
+    """Contents of a manifest; values are still encoded."""
 
     path: Path
     step: int
@@ -201,9 +201,9 @@ def _array(name: str, value: np.ndarray | np.generic, arrays: dict[str, np.ndarr
     kind = given.dtype
     if kind.hasobject or kind.fields is not None or np.ma.isMaskedArray(value):
         raise DataError(f"checkpoint: {name:.60} is an array of {kind}; need numbers, without a mask")
-    said: dict[str, Any] = {"$array" if isinstance(value, np.ndarray) else "$number": name}
+    encoded: dict[str, Any] = {"$array" if isinstance(value, np.ndarray) else "$number": name}
     if not kind.isnative or kind.name not in _PLAIN:
-        said["dtype"] = kind.name if kind.name in ml_dtypes.__dict__ else kind.str
+        encoded["dtype"] = kind.name if kind.name in ml_dtypes.__dict__ else kind.str
         if kind.itemsize == 0:
             raise DataError(f"checkpoint: {name:.60} is an array of {kind} of 0 bytes each; need numbers")
         given = np.ascontiguousarray(given).reshape(*given.shape, 1).view(np.uint8)
@@ -211,9 +211,9 @@ def _array(name: str, value: np.ndarray | np.generic, arrays: dict[str, np.ndarr
     while unique in arrays:
         count += 1
         unique = f"{name}#{count}"
-    said[next(iter(said))] = unique
+    encoded[next(iter(encoded))] = unique
     arrays[unique] = given
-    return said
+    return encoded
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -244,17 +244,17 @@ def read_manifest(path: Path) -> Manifest:
         whole.end()
         if not isinstance(body, dict) or _digest_of(body) != sha256:
             raise DataError("its digest is another one")
-        said = Described(body, "checkpoint")
-        form = said.whole("format", 1)
+        fields = Described(body, "checkpoint")
+        form = fields.whole("format", 1)
         if form != FORMAT:
             raise DataError(f"it is of format {form}; this gradloom reads {FORMAT}")
-        arrays, entries, about = said.part("arrays"), body.get("entries"), body.get("about")
-        said.part("entries"), said.part("about")
+        arrays, entries, about = fields.part("arrays"), body.get("entries"), body.get("about")
+        fields.part("entries"), fields.part("about")
         made = Manifest(
-            path, said.whole("step", 0), said.whole("number", 0), said.flag("best"), arrays.text("file"),
+            path, fields.whole("step", 0), fields.whole("number", 0), fields.flag("best"), arrays.text("file"),
             arrays.whole("bytes", 0), arrays.text("sha256"), entries, about,  # type: ignore[arg-type]
         )  # fmt: skip
-        said.end()
+        fields.end()
         arrays.end()
         named, own = _ARRAYS.fullmatch(made.arrays), _MANIFEST.fullmatch(path.name)
         if named is None or named[1] != path.name.removesuffix(".json") or own is None or int(own[1]) != made.step:
@@ -280,14 +280,14 @@ def _text(path: Path) -> str:
 
 
 def read_checkpoint(manifest: Manifest) -> Saved:
-    """Arrays and values. The file of arrays is opened once; what is hashed are the bytes that the arrays are made of.
+    """Arrays and values. The file of arrays is opened once; the hashed bytes are those of the arrays.
     FileError unless size and digest are those of the manifest, and the values fit to the arrays."""
     path = manifest.arrays_path
     try:
         with opened(path.parent) as folder, folder.read(path.name) as file:
             size = os.fstat(file.fileno()).st_size
             if size != manifest.bytes:
-                raise FileError(f"{path}: has {size} bytes; {manifest.path.name} says {manifest.bytes} bytes")
+                raise FileError(f"{path}: has {size} bytes; {manifest.path.name} requires {manifest.bytes} bytes")
             try:
                 left, sha256 = read_arrays(file, size)
             except DataError as error:
@@ -296,11 +296,11 @@ def read_checkpoint(manifest: Manifest) -> Saved:
                     raise FileError(f"{path}: is no file of arrays that gradloom has written: {error}") from None
                 sha256 = ""
     except FileNotFoundError:
-        raise FileError(f"{path}: is not there; {manifest.path.name} says {manifest.bytes} bytes") from None
+        raise FileError(f"{path}: is not there; {manifest.path.name} requires {manifest.bytes} bytes") from None
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
     if sha256 != manifest.sha256:
-        raise FileError(f"{path}: its bytes are not those that {manifest.path.name} tells (SHA-256)")
+        raise FileError(f"{path}: its SHA-256 is not that of {manifest.path.name}")
     try:
         entries = {name: _decoded(value, left) for name, value in manifest.entries.items()}
         about = {name: _decoded(value, {}) for name, value in manifest.about.items()}
@@ -322,25 +322,34 @@ def _decoded(value: Any, arrays: dict[str, np.ndarray], depth: int = 0) -> Any:
     word = next(iter(value), "")
     if not word.startswith("$"):
         return {key: _decoded(one, arrays, depth + 1) for key, one in value.items()}
-    said = value[word]
-    if word in ("$array", "$number") and isinstance(said, str) and said in arrays and value.keys() <= {word, "dtype"}:
-        array = _as(arrays.pop(said), value["dtype"]) if "dtype" in value else arrays.pop(said)
+    content = value[word]
+    if (
+        word in ("$array", "$number")
+        and isinstance(content, str)
+        and content in arrays
+        and value.keys() <= {word, "dtype"}
+    ):
+        array = _as(arrays.pop(content), value["dtype"]) if "dtype" in value else arrays.pop(content)
         if word == "$array":
             return array
         if not array.shape:
             with contextlib.suppress(ValueError):  # a text of characters that there are not
                 return array[()]
     if len(value) == 1:
-        if word == "$float" and said in ("nan", "inf", "-inf"):
-            return float(said)
-        if word == "$text" and isinstance(said, list) and all(type(c) is int and 0 <= c <= 0x10FFFF for c in said):
-            return "".join(map(chr, said))
-        if word == "$tuple" and isinstance(said, list):
-            return tuple(_decoded(one, arrays, depth + 1) for one in said)
-        if word == "$dict" and isinstance(said, list) and all(isinstance(p, list) and len(p) == 2 for p in said):
+        if word == "$float" and content in ("nan", "inf", "-inf"):
+            return float(content)
+        if (
+            word == "$text"
+            and isinstance(content, list)
+            and all(type(c) is int and 0 <= c <= 0x10FFFF for c in content)
+        ):
+            return "".join(map(chr, content))
+        if word == "$tuple" and isinstance(content, list):
+            return tuple(_decoded(one, arrays, depth + 1) for one in content)
+        if word == "$dict" and isinstance(content, list) and all(isinstance(p, list) and len(p) == 2 for p in content):
             with contextlib.suppress(TypeError):  # a key that is a list
-                made = {_decoded(key, {}, depth + 1): _decoded(one, arrays, depth + 1) for key, one in said}
-                if len(made) == len(said):
+                made = {_decoded(key, {}, depth + 1): _decoded(one, arrays, depth + 1) for key, one in content}
+                if len(made) == len(content):
                     return made
     raise DataError(f"{json.dumps(value):.60} is no value of a checkpoint")
 

@@ -2,7 +2,7 @@
 
 The new files have temporary names in the same folder. A commit file, `.gradloom.commit`, names all the moves. The
 change is made when that file appears. Then the files are moved and the commit file is removed. The commit file holds
-the checksums of all files: what it names is moved only as it was written, and over what it was to replace.
+the checksums of all files: a file is moved only with the bytes that were written, and only over the file it replaces.
 
 Entries of the folder that are symbolic links are never followed: to write one is refused (see atomic.together), and a
 move replaces the link itself.
@@ -36,7 +36,7 @@ _COMMIT_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Move:
-    """What the commit file says of one file: its temporary name, the SHA-256 of its bytes, and of those that it
+    """Entry of the commit file: a file's temporary name, the SHA-256 of its bytes, and of those that it
     replaces (None: there was no such file)."""
 
     part: str
@@ -134,12 +134,12 @@ def resume(folder: Path) -> None:
     _carry_out(folder, moves)
 
 
-# ---- what a commit file says -----------------------------------------------------------------------------------------
+# ---- contents of a commit file ---------------------------------------------------------------------------------------
 
 
 def moves_of(folder: Path) -> Moves | None:
-    """What the folder's commit file says. None where there is no such file; FileError where it is none that gradloom
-    wrote, or that another user could write who may not replace these files himself."""
+    """Contents of the folder's commit file; None if there is no such file. FileError if gradloom did not write it, or
+    if another user could write it who may not replace these files himself."""
     path = folder / COMMIT
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
@@ -262,7 +262,7 @@ def mode_of_new() -> int:
 
 
 def _mask() -> int:
-    """The process's umask, read where the system tells it: to change it for a moment would reach other threads."""
+    """The process's umask, from /proc: changing it for a moment would affect other threads."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = Path("/proc/self/status").read_text(errors="replace")
         return int(status.split("\nUmask:")[1].split()[0], 8)

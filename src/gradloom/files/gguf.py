@@ -6,9 +6,9 @@
     tensors     name, axes u32, sizes u64 each (fastest axis first), type u32, offset u64 from the start of the data
     data        begins at the next multiple of `general.alignment` (32); so does each tensor in it
 
-Nothing that the file says is believed: each count, length, offset and product is held against the bytes that there
-are before it is used, so that no file makes the reader allocate more than a small multiple of its own bytes. Weights
-are never copied: what `GGUF.bytes` returns lies in the mapped file. Format: ggml's docs/gguf.md.
+The file is untrusted input: each count, length, offset and product is checked against the bytes that are present
+before it is used, so that no file makes the reader allocate more than a small multiple of its own bytes. Weights
+are never copied: `GGUF.bytes` returns views of the mapped file. Format: ggml's docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class GGUF:
         return np.frombuffer(self._map, np.uint8, tensor.bytes, tensor.offset)
 
     def release(self, name: str) -> None:
-        """Give back the pages of memory that hold a tensor's bytes: the system reads them again for whoever looks."""
+        """Release the memory pages of a tensor's bytes: the system reads them again at the next access."""
         if hasattr(mmap, "MADV_DONTNEED"):
             tensor = self.tensor(name)
             start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
@@ -136,7 +136,7 @@ class GGUF:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUF:
-    """Map a GGUF file and check all that its head says; FileError (one line, with the byte) for no whole file."""
+    """Map a GGUF file and check its whole head; FileError (one line, with the byte) for no whole file."""
     return GGUF(path)
 
 

@@ -1,4 +1,4 @@
-"""The head of a GGUF file, checked: nothing that it says is believed before it is held against the file's bytes."""
+"""The head of a GGUF file, parsed as untrusted input: all values are checked against the file's bytes."""
 
 from __future__ import annotations
 

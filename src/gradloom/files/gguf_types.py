@@ -68,14 +68,14 @@ _SCALES: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 _EXPONENTS = {"f32": ("<u4", 0x7F800000), "f16": ("<u2", 0x7C00), "bf16": ("<u2", 0x7F80)}  # all ones: inf and NaN
 _PIECE = 1 << 20  # bytes that are looked at together, about
-ALIGNMENT = 32  # unless general.alignment says otherwise
+ALIGNMENT = 32  # default of general.alignment
 NAME_BYTES = 65535  # the longest key or tensor name that is read
 TENSOR_NAME_BYTES = 63  # written: ggml's GGML_MAX_NAME, less its terminator
 AXES = 4  # ggml's GGML_MAX_DIMS
 
 
 def kind_bytes(kind: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor; the last axis (ggml's first) must be whole blocks, which FileError says when it is not."""
+    """Bytes of a tensor; FileError unless the last axis (ggml's first) is whole blocks."""
     block, size = KINDS[kind]
     if block > 1 and (not shape or shape[-1] % block):
         raise FileError(f"{kind}{list(shape)}: rows are stored in blocks of {block}; need a multiple of it")
@@ -104,7 +104,7 @@ def first_not_finite(kind: str, data: np.ndarray) -> tuple[int, str] | None:
     return None
 
 
-NEED_TYPE = f"need one of ggml's {len(TYPES)} types, 0 to {max(TYPES)}"
+NEED_TYPE = f"must be one of ggml's {len(TYPES)} types, 0 to {max(TYPES)}"
 
 
 def show_name(name: str) -> str:

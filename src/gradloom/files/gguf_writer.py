@@ -38,9 +38,9 @@ def write_gguf(
     """Write a GGUF file, version 3; whole or not at all. Returns its bytes.
 
     `fields` are written as they are, in their order; those of an open file give the same bytes again. A tensor is an
-    array of a plain type, or (kind, shape in NumPy's order, source): `source` is what the buffer protocol takes (a
-    mapped file's bytes), or a function without arguments that gives an iterable of those, called when that tensor is
-    written, so that one piece at a time is in memory. finite: pieces are whole blocks, and a number or scale that is
+    array of a plain type, or (kind, shape in NumPy's order, source): `source` has the buffer protocol (a mapped file's
+    bytes), or is a function without arguments that returns an iterable of those, called when that tensor is written,
+    so that one piece at a time is in memory. finite: pieces are whole blocks, and a number or scale that is
     not finite is a FileError that names tensor and place. FileError: a name, shape or type that the format does not
     take; a disk too small.
     """
@@ -76,7 +76,7 @@ def write_gguf(
         head += bytes(_padded(len(head), alignment) - len(head))
     total = len(head) + offset
     with atomic_path(path, total) as part:
-        if shutil.disk_usage(part.parent).free < total:  # said before hours of work, not after
+        if shutil.disk_usage(part.parent).free < total:  # raised before hours of work, not after
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with open(part, "wb") as file:
             file.write(head)
@@ -86,7 +86,7 @@ def write_gguf(
                     if finite:
                         _check_finite(path, name, kind, shape, written, piece)
                     written += file.write(memoryview(piece))
-                assert written == size, f"tensor {name!r} has {written} bytes; its kind and shape say {size}"
+                assert written == size, f"tensor {name!r} has {written} bytes; its kind and shape require {size}"
                 file.write(bytes(_padded(size, alignment) - size))
     return total
 
@@ -94,7 +94,7 @@ def write_gguf(
 def _check_finite(
     path: str | os.PathLike[str], name: str, kind: str, shape: tuple[int, ...], before: int, piece: Any
 ) -> None:
-    """FileError where a piece of a tensor, which comes behind `before` bytes of it, holds what is not finite."""
+    """FileError if a piece of a tensor, which follows `before` bytes of it, holds a non-finite number."""
     bad = first_not_finite(kind, np.frombuffer(piece, np.uint8))
     if bad is not None:
         block, size = KINDS[kind]
@@ -118,7 +118,7 @@ def _source(path: str | os.PathLike[str], name: str, given: Source) -> tuple[str
     if isinstance(given, tuple):
         kind, shape, source = given
         if kind not in KINDS:
-            raise FileError(f"{path}: tensor {show_name(name)} is of type {kind!r}; need one of {' '.join(KINDS)}")
+            raise FileError(f"{path}: tensor {show_name(name)} is of type {kind!r}; must be {' '.join(KINDS)}")
         return kind, tuple(shape), source
     array = np.asarray(given)
     kinds = {plain.name: kind for kind, plain in PLAIN.items()}

@@ -58,8 +58,8 @@ class Folder:
             return None
 
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
-        """The descriptor of an entry. FileError for a link, and for what is there and is no regular file: nothing waits
-        for a pipe."""
+        """The descriptor of an entry. FileError for a link and for an existing entry that is no regular file: a pipe
+        would block."""
         try:
             if self._handle is None:
                 self._need_regular(name, self.state(name))
@@ -93,7 +93,7 @@ class Folder:
         return state
 
     def replace(self, name: str, new: str, to: Folder | None = None) -> None:
-        """Rename an entry, into another folder where one is given; what has the new name is replaced, a link itself."""
+        """Rename an entry, optionally into another folder; an entry of the new name is replaced, a link itself."""
         to = to or self
         if self._handle is None or to._handle is None:
             os.replace(self.path / name, to.path / new)

@@ -1,4 +1,4 @@
-"""Regular files, opened for reading, and what else may have their names: a named pipe would wait for its writer, a
+"""Regular files, opened for reading. Other kinds are rejected: a named pipe would wait for its writer, a
 device has no end."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Places to write: what may be replaced by a new file, and what is read and must not be."""
+"""Output paths: files that may be replaced, and inputs that must not be."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def check_target(path: str | os.PathLike[str], streams: bool = False) -> None:
     """FileError unless `path` is a regular file that a new one may replace, or can become one. To be asked before any
     work is done.
 
-    streams: what is written there goes through atomic_write, so that devices, named pipes and open files of a process
-    will do as well.
+    streams: the output goes through atomic_write, so that devices, named pipes and open files of a process
+    are permitted, too.
     """
     try:
         mode = os.stat(path).st_mode
@@ -91,7 +91,7 @@ def need_readable(path: str | os.PathLike[str]) -> None:
 
 
 def may(path: str | os.PathLike[str], mode: int) -> bool:
-    """Whether this user may read (os.R_OK), write or enter what is there."""
+    """Whether this user may read (os.R_OK), write or enter the path."""
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
@@ -116,7 +116,7 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def open_file_of(path: str | os.PathLike[str]) -> str | None:
-    """/proc/PID/fd/N of a name such as /dev/stdout: what it leads to is not replaced by a file of another name."""
+    """/proc/PID/fd/N of a name such as /dev/stdout, whose target is not replaced by a file of another name."""
     here = os.fspath(path)
     for _ in range(40):
         folder = os.path.realpath(os.path.dirname(here) or ".")

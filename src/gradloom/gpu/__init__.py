@@ -10,13 +10,13 @@
     kept.py        outputs that stay on a device, to be inputs of other programs
     tape.py        records of arguments and calls as words
     program.py     a proved plan as dispatches: buffers, tape
-    records.py     where the outputs of a step lie in what comes back of it
+    records.py     layout of the downloaded outputs of a step
     held.py        the bytes of all buffers that programs hold, before any is made
     encoder.py     the loop over the dispatches of a step
     timing.py      the time of each instruction
     backend.py     the backend "gpu"
     walk.py        a program run one instruction at a time
-    measure.py     what an adapter reaches
+    measure.py     measured rates of an adapter
 
 How to write a kernel
 ---------------------
@@ -35,8 +35,8 @@ dispatches of the instruction, in order; each ends before the next begins:
       rounds    how many rounds the loops of a thread make at most, all together, where these may be tens of thousands:
                 an adapter that ends them early refuses the program
 
-For argument k of the dispatch (from 0) the module has what the source uses of these; element offsets count from the
-argument's first one, whatever its dtype:
+For argument k of the dispatch (from 0) the module defines those of these names that the source uses; element offsets
+count from the argument's first one, whatever its dtype:
 
     HAS_k                   const bool: whether the argument is there (an optional one may be absent)
     size_k()                elements of its shape

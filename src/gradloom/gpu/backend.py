@@ -102,7 +102,7 @@ class GpuBackend:
 
 
 class GpuExecutable(PlannedExecutable):
-    """A proved plan on a device. ready: what the encoder walks (encoder.py); made by the first run."""
+    """A proved plan on a device. ready: encoded steps (encoder.py); built by the first run."""
 
     def __init__(
         self, program: Program, plan: Plan, switches: Switches, place: Place, own: Buffer | None = None
@@ -161,7 +161,7 @@ class GpuExecutable(PlannedExecutable):
         self._rows: list[Any] = [None] * PAIRS
 
     def _make_records(self) -> None:
-        """Buffers for the records, and the settings, of as many steps as a submission takes: they never grow."""
+        """Allocate buffers for the records, and the settings, of the steps of a submission: they never grow."""
         usage = self.device.usage
         for pair in range(self._pairs):
             if self._records[pair] is None:
@@ -219,12 +219,12 @@ class GpuExecutable(PlannedExecutable):
 
     def run_rows(self, steps: int, rows: np.ndarray | None) -> tuple[int, np.ndarray]:
         """run_many with the table of settings made and the inputs written to the places that `fed` gives: (steps done,
-        records). It does not tell anybody that it reads and writes stored arrays."""
+        records). It does not notify readers and writers of stored arrays."""
         self.check_files()
         return self._run(steps, rows, 0.0)
 
     def keep_outputs(self, least: int) -> None:
-        """From now on outputs of at least so many bytes stay on the device: `run_values` gives them as Kept."""
+        """From now on outputs of at least `least` bytes stay on the device: `run_values` returns them as Kept."""
         self._least = least
         self._lay_out_records()
 
@@ -311,7 +311,7 @@ class GpuExecutable(PlannedExecutable):
         return len(records), records
 
     def _error(self, done: int, status: np.ndarray) -> Exception:
-        """What has stopped a run after so many steps. status: u32 words."""
+        """The error that stopped a run after `done` steps. status: u32 words."""
         return self.failure(done, *failure_of(status))
 
     def queue(self) -> GpuQueue:
@@ -325,7 +325,7 @@ class GpuExecutable(PlannedExecutable):
             yield
 
     def prepare(self, elsewhere: Collection[str] | None = None) -> None:
-        """Upload what the host has written, but inputs that come from elsewhere; bind groups again where the arena has
+        """Upload arrays that the host has written, except inputs from elsewhere; bind groups again if the arena has
         grown. The caller holds the device."""
         self.copies.upload(self.reads)
         bytecode, there = self.plan.bytecode, self._there if elsewhere is None else elsewhere
@@ -346,7 +346,7 @@ class GpuExecutable(PlannedExecutable):
             self._generation = self.arena.generation
 
     def _submit(self, pair: int, count: int, rows: np.ndarray | None) -> Any:
-        """Encode so many steps and hand them over; the promise is kept when their records can be read."""
+        """Encode `count` steps and submit them; the returned promise resolves when their records can be read."""
         device, records = self.device, self._records[pair]
         if rows is not None:
             device.queue.write_buffer(self._rows[pair], 0, np.ascontiguousarray(rows))

@@ -21,7 +21,7 @@ _DTYPES: dict[int, DType] = {t.code: t for t in ALL}
 @dataclass(frozen=True)
 class Arg:
     """An argument. segment: of the bytecode, NO_SEGMENT where it is absent; offset: bytes from the segment's start to
-    the first element; end: to the end of the memory that the argument may touch, whatever its shape says."""
+    the first element; end: to the end of the memory that the argument may touch, whatever its shape is."""
 
     segment: int
     dtype: DType | None
@@ -93,7 +93,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One run of a kernel; gpu/__init__.py tells what the fields are."""
+    """One run of a kernel; gpu/__init__.py documents the fields."""
 
     source: tuple[str, ...]
     entry: str
@@ -116,7 +116,7 @@ def args_of(records: np.ndarray) -> tuple[Arg, ...]:
 
 
 def groups_for(count: int, each: int = THREADS) -> int:
-    """Workgroups for so many items, at least one: a dispatch of none is not encoded."""
+    """Workgroups for `count` items, at least one: a dispatch of none is not encoded."""
     return max(-(-count // each), 1)
 
 

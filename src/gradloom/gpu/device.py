@@ -34,7 +34,7 @@ DRIVER = "need a driver for Vulkan (on Debian without a GPU: apt install mesa-vu
 
 
 def _wgpu() -> Any:
-    """The package, or one line that says how to install it."""
+    """The package; BackendError with the command that installs it."""
     try:
         import wgpu
         import wgpu.backends.wgpu_native
@@ -83,7 +83,7 @@ def adapter(place: int) -> Any:
     there = adapters()
     if place >= len(there):
         names = ", ".join(f"gpu:{i} {name_of(a)}" for i, a in enumerate(there))
-        raise BackendError(f"gpu:{place}: there is no such adapter; need one of {names}")
+        raise BackendError(f"gpu:{place}: there is no such adapter; use {names}")
     return there[place]
 
 
@@ -106,7 +106,7 @@ def subgroup_of(made: Any) -> int:
 
 
 def buffer_size(bytes: int) -> int:
-    """What a buffer of so many bytes takes."""
+    """Allocated size of a buffer, in bytes."""
     return max(-(-bytes // 256) * 256, 256)
 
 
@@ -121,7 +121,7 @@ class Gpu:
     subgroup: threads of a subgroup at least, whose numbers go from thread to thread; 0: it has none.
     tightest: the limit that a buffer has.
     segments: buffers that a dispatch may touch beside `fixed` and the tape.
-    rounds: of a thread's loops, all together, that it makes; None: as many as there are.
+    rounds: limit of a thread's loops, all together; None: no limit.
     timestamps: whether it writes times; period: nanoseconds of a unit of these.
     """
 
@@ -198,7 +198,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def errors(self, what: str) -> Iterator[None]:
-        """What the device refuses, as a BackendError of one line."""
+        """Raise errors of the device as a BackendError of one line."""
         wgpu = _wgpu()
         if self.forked:
             raise BackendError(
@@ -218,14 +218,14 @@ class Gpu:
                 self.lost = True
                 raise DeviceLost(
                     f"gpu: {self.name} was lost during {what}: the driver took it away; what only it held is gone; "
-                    "need a checkpoint to go on from, which device='cpu' may do, too"
+                    "need a checkpoint to resume from, also with device='cpu'"
                 ) from None
             raise BackendError(f"gpu: {self.name}, {what}: {text}") from None
 
     # ---- pipelines -------------------------------------------------------------------------------------
 
     def layout(self, segments: int) -> tuple[Any, Any]:
-        """(layout of the bind group, of the pipeline) for so many segments beside `fixed`."""
+        """(layout of the bind group, of the pipeline) for this number of segments in addition to `fixed`."""
         if segments not in self._layouts:
             kinds = ["read-only-storage", "storage", *["storage"] * segments]
             entries: list[dict[str, Any]] = [

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Device:
-    """A place that programs run on. name: what `device=` takes. kind: CPU, DiscreteGPU, IntegratedGPU, ...; driver: who
-    speaks to it. memory_bytes: None where the system does not tell. limits: of WebGPU, by name, in bytes or counts.
+    """A device that programs run on. name: for `device=`. kind: CPU, DiscreteGPU, IntegratedGPU, ...; driver: its
+    driver. memory_bytes: None if the system does not report it. limits: of WebGPU, by name, in bytes or counts.
     peak: of an adapter that was measured."""
 
     name: str

@@ -23,7 +23,7 @@ def ready(encoded: Sequence[Encoded], groups: Mapping[tuple[Piece, ...], Any]) -
 
 
 def encode(encoder: Any, steps: Sequence[Ready], **more: Any) -> None:
-    """Encode instructions in one pass. more: what begin_compute_pass is told."""
+    """Encode instructions in one pass. more: arguments of begin_compute_pass."""
     from wgpu.backends.wgpu_native import lib
 
     set_pipeline, set_group = lib.wgpuComputePassEncoderSetPipeline, lib.wgpuComputePassEncoderSetBindGroup

@@ -1,4 +1,4 @@
-"""What an adapter reaches: its matrix product, its copies."""
+"""Measured rates of an adapter: its matrix product, its copies."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ Part = tuple[int, int, int, int]  # of a range: piece, byte in the piece, byte i
 
 
 class Memory:
-    """So many bytes, of zeros at first; given back when nobody holds them. pieces: of `device.binding_bytes` each, the
-    last one of fewer."""
+    """Device memory, zeros at first; freed with its last reference. pieces: of `device.binding_bytes` each, the last
+    one of fewer."""
 
     def __init__(self, device: Gpu, bytes: int, what: str) -> None:
         """what: for messages. DeviceMemoryError where there is no more memory."""
@@ -33,8 +33,8 @@ class Memory:
         return sum(int(piece.size) for piece in self.pieces)
 
     def grow(self, bytes: int) -> None:
-        """At least so many bytes; the contents are lost. DeviceMemoryError where there is no more memory: then there
-        are fewer."""
+        """Grow to at least this size; the contents are lost. DeviceMemoryError if there is no more memory: then the
+        size is smaller."""
         sizes = piece_sizes(bytes, self.device.binding_bytes)
         whole = [piece for piece in self.pieces[: len(sizes)] if piece.size == self.device.binding_bytes]
         for piece in self.pieces[len(whole) :]:
@@ -87,8 +87,8 @@ def read(memory: Memory, offset: int, bytes: int) -> np.ndarray:
 
 
 def read_several(device: Gpu, several: Sequence[tuple[Memory, int, int]]) -> list[np.ndarray]:
-    """Copies of several ranges (memory, offset, bytes), offsets multiples of 4: in one transfer, or one by one what is
-    more than one takes."""
+    """Copies of several ranges (memory, offset, bytes), offsets multiples of 4: in one transfer, or one by one if they
+    are larger than one transfer."""
     sizes = [-(-bytes // 4) * 4 for _, _, bytes in several]
     if len(several) < 2 or sum(sizes) > min(DOWNLOAD, device.binding_bytes):
         return [read(*one) for one in several]
@@ -97,7 +97,7 @@ def read_several(device: Gpu, several: Sequence[tuple[Memory, int, int]]) -> lis
 
 
 def _transferred(device: Gpu, several: Sequence[tuple[Memory, int, int]], sizes: Sequence[int]) -> list[np.ndarray]:
-    """Ranges of so many bytes each, multiples of 4, through one buffer."""
+    """Ranges of these sizes, multiples of 4, through one buffer."""
     what = f"a download of {several[0][0].what}"
     staging = device.buffer(sum(sizes), what, device.usage.MAP_READ | device.usage.COPY_DST)
     try:

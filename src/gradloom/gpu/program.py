@@ -134,7 +134,7 @@ class Loader:
         return self.steps if self.steps else [first]
 
     def encoded(self, dispatch: Dispatch, node: int) -> list[Encoded]:
-        """A dispatch on the tape, with its pipeline; before it the copies of what it reads from too many pieces."""
+        """A dispatch on the tape, with its pipeline; before it the copies of arguments in too many pieces."""
         pieces, slots, places = [FIXED_PIECE], list[Slots](), list[tuple[int, int] | None]()
         for arg in dispatch.args:
             spanned, begin = self.spanned(arg)
@@ -161,8 +161,8 @@ class Loader:
         return [Encoded(pipeline, tuple(pieces), offset, -(-dispatch.groups // y), y)]
 
     def gathered(self, dispatch: Dispatch, node: int) -> tuple[list[Dispatch], Dispatch]:
-        """(copies, the dispatch): what it only reads is copied side by side, the smallest arguments first, until it
-        touches no more pieces than a kernel may. BackendError where it still does."""
+        """(copies, the dispatch): read-only arguments are copied side by side, the smallest first, until the dispatch
+        touches no more pieces than a kernel may. BackendError if it still does."""
         args, copies, end = list(dispatch.args), list[Dispatch](), 0
         read = [k for k, arg in enumerate(args) if not arg.write and self.spanned(arg)[0] not in ([], [FIXED_PIECE])]
         if any(arg.segment == GATHERED for arg in args):  # such a copy itself

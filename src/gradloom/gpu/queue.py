@@ -1,5 +1,5 @@
-"""GpuQueue: a GPU beside other devices. Ranges of a step are encoded and submitted without waiting; what other devices
-read is copied into staging buffers behind what was submitted before, and mapped when somebody waits for it."""
+"""GpuQueue: a GPU together with other devices. Ranges of a step are encoded and submitted without waiting; values for
+other devices are copied into staging buffers after earlier submissions, and mapped when they are waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records: what comes back of each step: its status, and its outputs behind it."""
+"""Records: downloaded data of each step: its status, then its outputs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from .memory import DOWNLOAD, Memory, read_several, write
 ALIGNMENT = 64
 LARGE = 1 << 20  # bytes of an array that has memory of its own
 POOL = 64 << 20  # bytes of the memory that small ones share
-UPLOAD = 32 << 20  # bytes of one upload: what the driver holds twice meanwhile
+UPLOAD = 32 << 20  # bytes of one upload, which the driver holds twice meanwhile
 
 
 class Copy:
@@ -27,8 +27,8 @@ class Copy:
         self.pool, self.offset, self.bytes = pool, offset, bytes
         self.version = -1
 
-    def upload(self, stored: Stored, heard: Upload) -> None:
-        """Bring here what the host has written."""
+    def upload(self, stored: Stored, progress: Upload) -> None:
+        """Upload the contents that the host has written."""
         version = stored.version
         data = np.ascontiguousarray(stored.read()).reshape(-1).view(np.uint8)
         for start in range(0, data.size, UPLOAD):
@@ -36,7 +36,7 @@ class Copy:
                 _hand_over(self.home)
             part = data[start : start + UPLOAD]
             write(self.pool, self.offset + start, part)
-            heard.add(part.size)
+            progress.add(part.size)
         self.version = version
 
     @property
@@ -95,10 +95,10 @@ class Copies:
     def upload(self, several: Iterable[Stored]) -> None:
         """Before a run: whatever was written elsewhere since it lay here."""
         stale = [s for s in dict.fromkeys(several) if self._known[s].version != s.version]
-        heard, held = Upload(self.device.called, sum(s.bytes for s in stale)), 0
+        progress, held = Upload(self.device.called, sum(s.bytes for s in stale)), 0
         for stored in stale:
             copy = self._known[stored]
-            copy.upload(stored, heard)
+            copy.upload(stored, progress)
             held += copy.bytes
             if held >= UPLOAD:
                 _hand_over(self.device)
@@ -113,7 +113,7 @@ class Copies:
 
 
 def _hand_over(device: Gpu) -> None:
-    """wgpu keeps what is written in memory of the host until something is submitted."""
+    """Submit pending writes: wgpu keeps them in memory of the host until then."""
     device.queue.submit([])
     device.wait()
 

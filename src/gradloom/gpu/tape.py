@@ -54,7 +54,7 @@ def word_of(value: int | float | bool) -> int:
 
 
 def record(arg: Arg, place: tuple[int, int] | None) -> list[int]:
-    """An argument's words; wgsl/prelude.wgsl tells their order."""
+    """An argument's words, in the order of wgsl/prelude.wgsl."""
     pad = MAX_RANK - len(arg.shape)
     slot, at = (ABSENT, 0) if place is None else place
     kind = 0 if arg.dtype is None else arg.dtype.code

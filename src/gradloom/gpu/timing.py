@@ -16,10 +16,10 @@ STAMP_BYTES = 8  # of a timestamp: u64, in periods of the queue
 
 
 class Timer:
-    """Runs the instructions of a step one by one. nanoseconds: what each took, a list per instruction.
+    """Runs the instructions of a step one by one. nanoseconds: times of each, a list per instruction.
 
     Where the adapter has timestamp-query, the device writes the time before and after each instruction. Elsewhere each
-    instruction is submitted and waited for by itself: its time has the cost of that. how: what a table says of it.
+    instruction is submitted and waited for by itself: its time includes this cost. how: the method, for tables.
     """
 
     def __init__(self, device: Gpu, count: int) -> None:

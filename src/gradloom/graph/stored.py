@@ -384,7 +384,7 @@ class Stored(Shaped):
     def checked(self, data: object) -> np.ndarray:
         """The data as an array that may be assigned; the errors of assign."""
         if self.role == "frozen":
-            raise GraphError(f"parameter {self.name}: it is read-only; need one of gl.parameter")
+            raise GraphError(f"parameter {self.name}: it is read-only; need a gl.parameter")
         given = _numbers(self.name, data, self.dtype)
         if given.shape != self.shape:
             raise ShapeError(f"parameter {self.name}: got shape {list(given.shape)}; need {list(self.shape)}")
@@ -394,7 +394,7 @@ class Stored(Shaped):
         """Train it from now on (the role "trained"), or not ("state"); GraphError when a frozen array is to train."""
         global _trainable_changes
         if trainable and self.role == "frozen":
-            raise GraphError(f"parameter {self.name}: it is read-only and cannot be trained; need one of gl.parameter")
+            raise GraphError(f"parameter {self.name}: it is read-only and cannot be trained; need a gl.parameter")
         if trainable != (self.role == "trained"):
             self.role = "trained" if trainable else "state"
             _trainable_changes += 1

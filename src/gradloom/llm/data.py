@@ -25,7 +25,7 @@ from ..base.errors import DataError, FileError, SettingError
 from ..base.habits import hinted
 from ..data.dataset import IGNORED, split_rows
 from .data_files import JSON, JSONL, TEXT
-from .data_options import OF_ONE_TEXT, check_heeded, prompt_keys
+from .data_options import OF_ONE_TEXT, check_effective, prompt_keys
 from .json_rows import JsonRows, Source, is_samples, text_blocks
 from .jsonl import JsonLines
 from .packing import TokenData, pack
@@ -134,7 +134,7 @@ def read_samples(
         if rows is None:
             _need_file(shown)
         if kind in TEXT:
-            check_heeded(shown, "is one text", asked, OF_ONE_TEXT)
+            check_effective(shown, "is one text", asked, OF_ONE_TEXT)
             return _read_text(shown, tokenizer, special)
         keys = prompt_keys(prompt_key)
         for name in ("text_key", "completion_key", "messages_key", "separator"):

@@ -1,4 +1,4 @@
-"""Which options each kind of data heeds: an option that changes nothing is refused."""
+"""Options that apply to each kind of data; an option that would have no effect is rejected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from ..base.errors import DataError, SettingError
 
-# What each kind of data heeds of the options that were given
+# Options of each kind of data
 _OF_LINES = {"skip_bad_lines"}
 OF_ONE_TEXT = {"special"}
 PAIR_OPTIONS = {"prompt_key", "completion_key", "separator", "as_chat"}  # one of them: lines are pairs
@@ -40,9 +40,9 @@ def prompt_keys(given: object) -> list[str] | None:
     return keys
 
 
-def check_heeded(where: str, what: str, asked: set[str], heeded: set[str]) -> None:
+def check_effective(where: str, what: str, asked: set[str], effective: set[str]) -> None:
     """DataError for the first given option that has no effect on such data."""
     for name, need in _REQUIRES.items():
-        if name in asked - heeded:
+        if name in asked - effective:
             seen = False if name == "train_on_all" else ...
             raise DataError(f"{where}: {what}; {{{name}}} requires {need}", {name: seen, "as_chat": ...})

@@ -83,7 +83,7 @@ class EarlierRun:
         return made
 
     def __str__(self) -> str:
-        how = "the optimiser's moments go on;" if self.optimizer else "the optimiser,"
+        how = "the optimiser's moments are kept;" if self.optimizer else "the optimiser,"
         return f"continues {self.folder} from step {self.step}: {how} schedule and order of rows begin anew"
 
     def load(self, trainer: Trainer, model: Model, adapter: Adapter) -> None:

@@ -77,7 +77,7 @@ def finetune(
 ) -> Run:
     """Train and return the run: .history, .report, .adapter, .save(path). Arguments: see Run.
 
-    What was trained is in run.adapter, with method="full" too (TrainedTensors: copies that stand in for the model's own
+    The trained tensors are in run.adapter, with method="full" too (TrainedTensors: copies that replace the model's own
     tensors): the model given stays as it is. gl.llm.evaluate(model, data, run.adapter) measures the two together,
     gl.llm.evaluate(model, data) the model as it was.
 
@@ -103,8 +103,8 @@ class Run(Tuning):
 
     {options}
 
-    The other arguments go to gl.compile (threads=). To resume, the model's weights, what was read of the data, the
-    adapter's settings and all options that affect bits must be the same.
+    The other arguments go to gl.compile (threads=). To resume, the model's weights, the samples read from the data,
+    the adapter's settings and all options that affect bits must be the same.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Run(Tuning):
                 super().__init__(placed("finetune", job, use.gpu_layers, use.gpu_memory))
                 if self.earlier is not None:
                     self.earlier.load(self.trainer, loaded, trained)
-                both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context]: what the Trainer reads
+                both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context], for the Trainer
                 self.data = replace(rows, tokens=both[:, 0], positions=both[:, 1])  # once in memory
                 self.dataset = Dataset(both, rows.labels)
                 self.dataset.records = records_of(loaded, rows)
@@ -213,13 +213,13 @@ class Run(Tuning):
         return replace(found, base=self._base, reading=self._reading)
 
     def train(self, progress: bool = True) -> Run:
-        """All steps that are left; see finetune. After an interruption, called again, it goes on with a new pass.
+        """All remaining steps; see finetune. After an interruption, another call continues with a new pass.
 
         SettingError when the machine has not the memory that they need.
         """
         progress = as_bool("progress", progress)
         if self.saver is not None and self._has_trained:
-            raise TrainError("finetune: the folder of this run is closed; need a new one, with resume=True to go on")
+            raise TrainError("finetune: the folder of this run is closed; need a new Run, with resume=True to continue")
         self._has_trained, self.interrupted = True, False
         try:
             with self._open:
@@ -266,7 +266,7 @@ class Run(Tuning):
         return load
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was trained: an adapter as FILE.gguf (llama.cpp) or a folder (PEFT), a model as FILE.gguf.
+        """Write the trained tensors: an adapter as FILE.gguf (llama.cpp) or a folder (PEFT), a model as FILE.gguf.
 
         With ranks, rank 0 alone writes. TrainError while another thread trains; FileError when it cannot be written or
         would replace the model or the data. The file of the adapter that the run began from may be replaced.
@@ -281,7 +281,7 @@ class Run(Tuning):
 
     @property
     def method(self) -> str:
-        """What is trained: "lora", or "full"."""
+        """The trained tensors: "lora", or "full"."""
         return "lora" if isinstance(self.adapter, LoRA) else "full"
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from ..base.errors import DataError
 from .chat import ChatTemplate
 from .chat_forms import ALPACA, MESSAGES, PAIR, SYSTEM, is_sharegpt, messages_of_sharegpt
-from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, PAIR_OPTIONS, check_heeded
+from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, PAIR_OPTIONS, check_effective
 from .json_rows import JSON_NAMES, BadRow, JsonRows
 from .samples import Report, Samples, count_of
 from .special_tokens import RenderedText
@@ -132,7 +132,7 @@ class JsonLines:
         kinds = [kind for kind, (there, _) in possible.items() if there]
         kind = next((kind for kind in kinds if possible[kind][1] & self.asked), kinds[0] if kinds else "")
         if kind == "chats":
-            check_heeded(where, "is a chat", self.asked, OF_CHATS)
+            check_effective(where, "is a chat", self.asked, OF_CHATS)
             report.kind, used = (
                 f"chats ({messages_key})",
                 [messages_key, "tools", *[SYSTEM] * is_sharegpt(row, messages_key)],
@@ -142,7 +142,7 @@ class JsonLines:
             take = lambda row: self._take_chat(row, messages_key, first)  # noqa: E731
         elif kind == "pairs":
             options = OF_PAIRS_AS_CHATS if self.as_chat else OF_PAIRS
-            check_heeded(where, "is a prompt and its completion", self.asked, options)
+            check_effective(where, "is a prompt and its completion", self.asked, options)
             used = [*prompt_keys, completion_key]
             report.kind = f"prompts and completions ({', '.join(k for k in used if k in row)})"
             if self.as_chat:
@@ -150,7 +150,7 @@ class JsonLines:
                 self._load_template()
             take = lambda row: self._take_pair(row, prompt_keys, completion_key, first)  # noqa: E731
         elif kind == "texts":
-            check_heeded(where, "is a text", self.asked, OF_TEXTS)
+            check_effective(where, "is a text", self.asked, OF_TEXTS)
             report.kind, answers, used = f"texts ({text_key})", "all tokens", [text_key]
             take = lambda row: self._take_text(row, text_key, first)  # noqa: E731
         else:

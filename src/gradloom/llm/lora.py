@@ -115,7 +115,7 @@ class LoRA(KeywordHints, AttributeHints):
         if not isinstance(alpha, (int, float, np.number)) or not 0 < in_f32(alpha) < math.inf:
             raise SettingError(setting="alpha", seen=alpha, need=f"a positive number{f32_hint(alpha)}", place="LoRA")
         dropout = as_share("dropout", dropout, "LoRA")
-        generator(seed)  # refuses what is no seed
+        generator(seed)  # checks the seed
         self.rank, self.alpha, self.dropout, self.seed = int(rank), float(alpha), dropout, int(seed)
         self.rslora = as_bool("rslora", rslora, "LoRA")
         self.targets = targets

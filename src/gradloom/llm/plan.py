@@ -47,8 +47,8 @@ STEP_BYTES = 5 << 10  # of memory for each instruction of a compiled step: its n
 TOKENIZER_BYTES = 12 << 20  # of a tokenizer with the words that it remembers; measured
 TOKEN_BYTES = 480  # more of them, for each of its tokens; measured
 
-APART = ("on_device", "layers", "transfers", "transferred")  # what told_of tells
-PLAIN = ("threads", "steps", "device")  # what is no number of bytes
+APART = ("on_device", "layers", "transfers", "transferred")  # reported by device_report
+PLAIN = ("threads", "steps", "device")  # no numbers of bytes
 ON_DEVICE = {
     "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
     "outputs": "records", "copies": "gathered", "transfers": "staging",
@@ -58,9 +58,9 @@ FEWER_TRAINED = "need fewer trained tensors: --method lora, a smaller --rank, fe
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes, by what they hold.
+    """Planned memory of a fine-tuning, in bytes.
 
-    weights        of the model, mapped from its file: memory that the system may take back, at the price of reading
+    weights        of the model, mapped from its file: memory that the system may reclaim, at the price of reading
                    them again
     copies         f32 copies of tensors of types that no kernel reads
     trained        the adapter, or the tensors that train
@@ -74,7 +74,7 @@ class MemoryPlan:
                    largest, the rest of huge pages, the tokenizer
     lower_bound    the most bytes of the arena that are alive at once
     unshared       the arena if no two buffers shared bytes
-    base           resident memory of the process before the run: Python, libraries, and what the caller holds
+    base           resident memory of the process before the run: Python, libraries, and data of the caller
     reading        peak of resident memory of the process when the data has been read; 0 where no data is read
     available      of this machine (or of the limit that the process lives under), or None where it is not known
     device         where the steps run; on_device: the bytes of all buffers that they hold there, with the arena; None
@@ -112,7 +112,7 @@ class MemoryPlan:
 
     @property
     def own(self) -> int:
-        """What has to be in memory here, the mapped weights aside."""
+        """Bytes in memory here, without the mapped weights."""
         parts = (self.copies, self.trained, self.state, self.gradients, self.inputs)
         return sum(parts) + (self.planned if self.on_device is None or self.is_split else 0) + self.process
 
@@ -123,7 +123,7 @@ class MemoryPlan:
 
     @property
     def need(self) -> int:
-        """The memory of the run on top of `base`, without what is stored on a device."""
+        """The memory of the run on top of `base`, without the memory of a device."""
         return self.weights + self.own
 
     @property
@@ -154,7 +154,7 @@ class MemoryPlan:
         return "need a smaller model, or one of a smaller type, such as q8_0 or q4_0"
 
     def lines(self) -> list[tuple[str, str]]:
-        """What is printed: names and texts."""
+        """Lines to print: names and texts."""
         shared = f"; lower bound {show_bytes(self.lower_bound)}, without sharing {show_bytes(self.unshared)}"
         rows = [("weights", f"{show_bytes(self.weights)}, mapped from the file")]
         if self.copies:
@@ -195,7 +195,7 @@ class MemoryPlan:
         return ", while the data was read" if self.reading > self.base + self.need else ""
 
     def report(self) -> dict[str, Any]:
-        """For --json: each number under <name>_bytes; where the steps run on a GPU, what they hold there, too."""
+        """For --json: each number under <name>_bytes; if the steps run on a GPU, also the bytes there."""
         numbers = {f"{k}_bytes" if k not in PLAIN else k: v for k, v in asdict(self).items() if k not in APART}
         numbers |= {
             "needed_bytes": self.need,
@@ -203,19 +203,19 @@ class MemoryPlan:
             "planned_bytes": self.planned,
             "fits": self.fits,
         }
-        return numbers | told_of(self)
+        return numbers | device_report(self)
 
 
-def told_of(plan: MemoryPlan) -> dict[str, Any]:
-    """What --json has of a GPU's memory and layers: nothing where there are none."""
+def device_report(plan: MemoryPlan) -> dict[str, Any]:
+    """The entries of --json about a GPU's memory and layers; empty without a GPU."""
     there, layers = plan.on_device, plan.layers
     if there is None:
         return {}
     held = {f"{k}_bytes": v for k, v in asdict(there).items() if k != "uploaded"}
-    told = {"device_bytes": there.total, "uploaded_bytes": there.uploaded, "on_device": held}
+    report = {"device_bytes": there.total, "uploaded_bytes": there.uploaded, "on_device": held}
     if plan.is_split:
-        told |= {"transfers": plan.transfers, "transferred_bytes": plan.transferred}
-    return told if layers is None else told | {"gpu_layers": layers.count, "gpu_head": layers.head}
+        report |= {"transfers": plan.transfers, "transferred_bytes": plan.transferred}
+    return report if layers is None else report | {"gpu_layers": layers.count, "gpu_head": layers.head}
 
 
 @takes(PlacingOptions, TuneOptions, RankOptions)
@@ -231,9 +231,9 @@ def plan(
 ) -> MemoryPlan:
     """The memory that `finetune` needs with these arguments, which are its own.
 
-    With data it is what the run will hold, by the byte; they are read for it. Without: of a run with validation, unless
-    val_split=0, on rows that do not fill their last batches; finetune holds all rows of its data, about 12 bytes a
-    token more, and its peak can be that of reading the data. model, adapter: objects, or the paths of their files.
+    With data, which are read for it, it equals the memory of the run, by the byte. Without: of a run with validation,
+    unless val_split=0, on rows that do not fill their last batches; finetune holds all rows of its data, about 12 bytes
+    a token more, and its peak can be that of reading the data. model, adapter: objects, or the paths of their files.
     device: where the steps would run, "cpu", "gpu", "gpu:1"; for a GPU the bytes of all buffers there, none of which is
     made.
     Raises SettingError for settings that finetune refuses, BackendError where there is no such device.

@@ -131,7 +131,7 @@ class Samples(Subscriber):
         if error is not None:  # the folder's files may have taken the place of an older run's meanwhile
             error = _written(self._folder, lines)
         if error is not None:
-            to_stderr(f"{error}; training goes on")
+            to_stderr(f"{error}; training continues")
 
     def state(self) -> dict[str, Any]:
         """Part of the state of a run."""

@@ -30,7 +30,7 @@ from ..base.errors import BackendError
 from .template_worker import GREETING, NO_MEMORY
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
-# The environment of the process: what the interpreter requires to start, and the locale for strftime
+# The environment of the process: variables that the interpreter requires to start, and the locale for strftime
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 _REQUEST = 48 << 10  # bytes of a request of more than one chat; a pipe holds 64 KiB
 _READ = 1 << 18

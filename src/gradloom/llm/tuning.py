@@ -41,7 +41,7 @@ from .sample_texts import EVERY, TOKENS, TextSampler, prompts_of
 
 METHODS = ("lora", "full")
 SCHEDULES = ("cosine", "linear", "constant")
-MICRO_TOKENS = 512  # a micro-batch has about so many: enough for the matrix products to be fast
+MICRO_TOKENS = 512  # of a micro-batch, about: enough for the matrix products to be fast
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Settings(TuneOptions):
         if self.method is not None:
             _check_one_of("method", self.method, METHODS)
         rates = ("lr", "schedule", "warmup", "weight_decay")
-        unheeded = [name for name in rates if getattr(self, name) is not None]
+        given = [name for name in rates if getattr(self, name) is not None]
         if isinstance(self.optimizer, str):
             optimizer_named(self.optimizer)
-        elif self.optimizer is not None and unheeded:
-            text = f"{{{unheeded[0]}}} and {{optimizer}} are mutually exclusive: the optimizer has its own settings"
-            raise SettingError(text, {unheeded[0]: getattr(self, unheeded[0]), "optimizer": ...}, place="finetune")
+        elif self.optimizer is not None and given:
+            text = f"{{{given[0]}}} and {{optimizer}} are mutually exclusive: the optimizer has its own settings"
+            raise SettingError(text, {given[0]: getattr(self, given[0]), "optimizer": ...}, place="finetune")
         for name, default in (("schedule", FINETUNE_SCHEDULE), ("warmup", FINETUNE_WARMUP)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
@@ -90,7 +90,7 @@ class Settings(TuneOptions):
         as_interval("sample_every", self.sample_every, "steps", "epochs", place="finetune")
 
     def settled(self, adapter: Adapter) -> Settings:
-        """With the default rate of what is trained."""
+        """With the default learning rate of the adapter."""
         if self.lr is not None:
             return self
         made = copy.copy(self)
@@ -98,7 +98,7 @@ class Settings(TuneOptions):
         return made
 
     def rate(self, steps: int) -> schedules.Warming:
-        """The learning rate of each of so many steps, counted from 0."""
+        """The learning rate of each step, counted from 0."""
         assert self.lr is not None and self.warmup is not None
         warmup = min(round(self.warmup * steps), steps - 1)
         if self.schedule == "constant":
@@ -115,7 +115,7 @@ class Settings(TuneOptions):
         return TextSampler(model, adapter, self.sample_prompt, tokens, temperature, self.seed, **options)
 
     def adapter(self, given: Adapter | None) -> Adapter:
-        """What is trained: the adapter that was given, or one for the method. What either would not heed is refused."""
+        """The given adapter, or a new one for the method. SettingError for settings that would have no effect."""
         own = [name for name in ("train_dtype", "tensors") if getattr(self, name) is not None]
         if given is not None:
             if self.method is not None and (self.method == "lora") != isinstance(given, LoRA):
@@ -181,7 +181,7 @@ class Job:
 
     @property
     def micro_batch_size(self) -> int:
-        """Rows computed at once: as many as were asked for, or as the run had that goes on, else about 512 tokens."""
+        """Rows computed at once: the given number, or that of the resumed run, else about 512 tokens."""
         asked = self.settings.micro_batch_size
         if asked is None and self.saver is not None:
             asked = self.saver.size("micro_batch_size", self.batch_size)
@@ -222,7 +222,7 @@ class Tuning:
         )  # fmt: skip
 
     def trained(self) -> dict[str, Parameter]:
-        """What the steps change: the adapter's parameters but for those that `freeze` names."""
+        """Parameters that the steps change: the adapter's without those that `freeze` names."""
         named = self.adapter.parameters()
         frozen = matched("freeze", as_patterns("freeze", self.settings.freeze), named)
         return {name: p for name, p in named.items() if name not in frozen}

@@ -25,7 +25,7 @@ from ..base.settings import Switches, switches
 from ..graph.graph import storage_leaf, update_target, view_base, written
 from ..graph.value import Node, describe
 from ..plan.plan import Plan
-from ..run.backend import LATE, backend, check_heeded, has_kernel, plan_for
+from ..run.backend import LATE, backend, check_effect, has_kernel, plan_for
 from ..run.walk import Definition, Judged, Stepped, Walk, distance, first_difference, judge
 from ..step.step import random_settings
 from ..transform.passes import rewrite
@@ -114,7 +114,7 @@ def verify(
     chosen = switches(threads=threads, isa=isa, precision=precision, flush=flush)
     if device != "cpu" and (not isinstance(device, str) or device.partition(":")[0] not in LATE):
         raise SettingError(setting="device", seen=device, need="'cpu', 'gpu' or 'gpu:1'", place="verify")
-    check_heeded("verify", [device], {"isa": isa, "flush": flush})
+    check_effect("verify", [device], {"isa": isa, "flush": flush})
     backend(device, chosen)  # for its error, before anything is read
     model = model_of(model, "verify")
     reference = as_bool("reference", reference)

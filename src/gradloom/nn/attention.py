@@ -129,8 +129,8 @@ class MultiheadAttention(Module):
             raise ShapeError(f"MultiheadAttention: {k.shape[1]} keys, {v.shape[1]} values; need a value for each key")
         if self.causal and k.shape[1] != q.shape[1]:
             raise ShapeError(
-                f"MultiheadAttention: causal with {q.shape[1]} queries and {k.shape[1]} keys; need as many keys as "
-                "queries, or causal=False and a mask"
+                f"MultiheadAttention: causal with {q.shape[1]} queries and {k.shape[1]} keys; need equal numbers, "
+                "or causal=False and a mask"
             )
 
     def _softmax(self, scores: Value, mask: object | None, scale: float) -> Value:

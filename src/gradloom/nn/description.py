@@ -4,8 +4,8 @@
      "tied": [{"at": "2.weight", "to": "0.weight"}], "trainable": [{"name": "0.bias", "value": false}]}
 
 "same": a module that stands at an earlier place, too. "tied": a parameter that an earlier layer holds, too.
-"trainable": what is not as the constructor makes it. "eval": a layer that is not in training mode. An argument that is
-None is left out. A description is only given when what is built from it has the same layers, arguments, modes and
+"trainable": differences from the constructor. "eval": a layer that is not in training mode. An argument that is
+None is left out. A description is only returned if a model built from it has the same layers, arguments, modes and
 arrays.
 """
 

@@ -114,12 +114,12 @@ class Ensemble(Sequential):
     """Several networks that are trained side by side, and averaged: x [rows, ...] -> [rows, outputs].
 
     layers: those before the first one of each member (MemberLinear, Periodic(members=)) are shared by all. In training
-    it gives what each member makes of each row, [rows, members, outputs], of which gl.fit takes the mean loss: each
-    learns for itself. In evaluation what they give is averaged: the outputs, or, of logits, the probabilities, whose
-    logarithms are the outputs (with the loss "mse" average="outputs" is needed).
+    it returns the outputs of each member for each row, [rows, members, outputs], of which gl.fit takes the mean loss:
+    each learns for itself. In evaluation they are averaged: the outputs, or, of logits, the probabilities, whose
+    logarithms are the outputs (the loss "mse" requires average="outputs").
     dropout: the share of the outputs of each MemberLinear but the last that a step of training leaves out.
     shortcut: the features of a row, [rows, shortcut], of which each member adds a linear function to its outputs; None:
-    it does not. What is linear in the features is so learned at once, and the layers learn the rest.
+    it does not. So the linear part is learned at once, and the layers learn the rest.
     Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles"
     (arXiv 1612.01474).
     """
@@ -133,7 +133,7 @@ class Ensemble(Sequential):
         counts = {count for one in layers if (count := _members_of(one)) is not None}
         if len(counts) != 1 or not isinstance(layers[-1], MemberLinear):
             raise ShapeError(
-                f"Ensemble: layers for {sorted(counts)} members; need some, for as many members each, and a "
+                f"Ensemble: layers for {sorted(counts)} members; need layers with equal numbers of members, and a "
                 "MemberLinear as the last one"
             )
         self.average, self.dropout = average, Dropout(dropout)

@@ -67,8 +67,8 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
     in __init__, and write `forward(x)`. Lists, tuples and dicts of modules and parameters count, too, also inside one
     another. Parameters are called by their path: "0.weight", "encoder.fc1.bias", "blocks.0.scale"; one that is reached
     by several paths counts once, under the first. Those of `self.parameter` are initialised from an explicit seed: by
-    `init(seed)`, by the first `fit` (its seed), or by seed 0 when the module is called before either; what was assigned
-    or loaded before stays. Until then, reading one is a GraphError. Those of `gl.parameter` keep their numbers.
+    `init(seed)`, by the first `fit` (its seed), or by seed 0 when the module is called before either; values assigned
+    or loaded before stay. Until then, reading one is a GraphError. Those of `gl.parameter` keep their numbers.
     """
 
     _training = True
@@ -347,7 +347,7 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
     def _path_to(self, module: Module) -> str:
         """The path from this module to one below it, "" for a module from elsewhere."""
         cached = self._paths_below.get(module) if self._paths_at is _changes else None
-        if cached is None or not _lies_there(cached[1]):  # a list or dict may have changed, which nobody notes
+        if cached is None or not _is_unchanged(cached[1]):  # a list or dict may have changed, which nobody notes
             self._paths_below, self._paths_at = self._modules_below((self,)), _changes
             cached = self._paths_below.get(module)
         return "" if cached is None else cached[0]
@@ -371,8 +371,8 @@ _HOLDERS = (Module, Parameter, list, tuple, dict)  # types that can be or hold a
 _NUMBERS = frozenset({int, float, bool, str, type(None)})  # types that cannot: most attributes
 
 
-def _lies_there(links: _Links) -> bool:
-    """Whether each of these holders still holds what it held."""
+def _is_unchanged(links: _Links) -> bool:
+    """Whether each of these holders still has the same object."""
     try:
         return all(holder[key] is held for holder, key, held in links)
     except (IndexError, KeyError):
@@ -410,8 +410,8 @@ class _Same:
 
 
 def _token(value: Any, above: tuple[Any, ...], modules: list[Module]) -> Hashable:
-    """The identity of an attribute's value in an outline. above: the containers on the way to it; to `modules` is
-    added what it holds of these."""
+    """The identity of an attribute's value in an outline. above: the containers on the way to it; modules that it
+    holds are appended to `modules`."""
     kind = type(value)
     if value is None or kind in (bool, int, str, bytes):
         return kind, value

@@ -17,8 +17,8 @@ class Shown:
     """The text form of a module."""
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the constructor that would make this layer as it is now; none for a class that has none, or
-        does not tell."""
+        """The arguments of the constructor that would make this layer as it is now; empty for a class without any, or
+        that does not report them."""
         return {}
 
     def summary(self) -> str:

@@ -1,8 +1,8 @@
 """Fused attention: causal, over packed sequences or a cache, with sliding windows and capped scores.
 
 Queries, keys and values are [batch, tokens, heads, D]; query head h reads key head h // (H / KVH). A mask is never an
-array: `positions` says for each query how many tokens precede it in its own sequence, so that packed sequences stay
-apart, and `window` how many keys it sees at most: itself and the window - 1 tokens before it (sliding windows as in
+array: `positions` has for each query the number of tokens before it in its own sequence, so that packed sequences stay
+apart, and `window` is the maximum number of keys: itself and the window - 1 tokens before it (sliding windows as in
 Mistral, Gemma 2 and llama.cpp; in PyTorch's flex attention, a mask of q - k < window). `softcap` bounds the scaled
 scores before softmax: softcap * tanh(score / softcap), as in Gemma 2. No T x T matrix exists outside the references.
 

@@ -300,7 +300,7 @@ class Lion(Optimizer):
     """w <- w(1 - lr*wd) - lr*sign(beta1*m + (1 - beta1)*g), then m <- beta2*m + (1 - beta2)*g.
 
     Chen et al., Symbolic discovery of optimization algorithms, arXiv 2302.06675. Every element moves by lr in a step,
-    so the rate is to be 3 to 10 times smaller than AdamW's, and weight_decay as many times larger.
+    so the rate is to be 3 to 10 times smaller than AdamW's, and weight_decay larger by the same factor.
     """
 
     lr: Schedule = 1e-4

@@ -1,4 +1,4 @@
-"""OptimizerState: what an optimiser keeps between steps. The trainer and the eager `step` both keep theirs here."""
+"""OptimizerState: state of an optimiser between steps, of the trainer and of the eager `step`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class OptimizerState:
     def follow(self, named: Mapping[str, Parameter], joined: Iterable[str] | None = None) -> None:
         """These are the model's parameters now, in order, trainable or not. New ones that are trainable join, and
         others leave: they are no part of files and of the open window any more. One that comes back finds its moments.
-        joined: the names of all that have joined so far, where another state says so."""
+        joined: the names of all that have joined so far, from another state."""
         self.place(named.items(), whole=False)
         if joined is not None:
             self._known = {named[name].stored for name in joined}
@@ -119,7 +119,7 @@ class OptimizerState:
         return self._rules[p.stored]
 
     def _kept(self) -> Kept:
-        """What the checks of a state that is to be loaded need to know of this one."""
+        """This state's description, for the checks of a state that is to be loaded."""
         placing = self.optimizer.placing
         parameters = [
             KnownParameter(p.stored.name, p.shape, p.name, self.rule_of(p).shapes_of(p.shape)) for p in self.parameters
@@ -191,7 +191,7 @@ class OptimizerState:
         return self.step_counts.among(parameters)
 
     def update_key(self, updated: Collection[Parameter]) -> Hashable:
-        """What the nodes of an update of these parameters depend on: equal keys, equal nodes."""
+        """Key of the nodes of an update of these parameters: equal keys, equal nodes."""
         return self.ema_only(updated), self.with_missed_steps(updated)
 
     def observe(self, loss: float) -> None:
@@ -266,7 +266,7 @@ class OptimizerState:
             )
 
     def others(self, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
-        """What the window holds besides these parameters, but for what was frozen since."""
+        """Other parameters in the window, without those frozen since."""
         mine = {p.stored for p in parameters}
         return tuple(p for stored, p in self.window.parameters.items() if stored not in mine and p.trainable)
 
@@ -292,7 +292,7 @@ class OptimizerState:
     # ---- forgetting, saving, loading -----------------------------------------------------------------------
 
     def drop_sums(self) -> None:
-        """Zero what was accumulated."""
+        """Zero the accumulated gradients."""
         _clear([*self.sums.values(), self.weight])
 
     def reset(self) -> None:
@@ -308,10 +308,10 @@ class OptimizerState:
         _clear([moment for arrays in self.moments.values() for moment in arrays.values()])
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """What the next step depends on, as copies: "steps" and "epoch" (i64), "m.3" (f32, state m of parameter 3, as
-        far as it has been updated), "missed.3" (i64, the steps taken without it, where there are some and its rule
-        counts them), "plateau.lr" (f64[4]), and "optimizer" (i8, JSON in ASCII): the kind of optimiser, what it keeps
-        of each parameter, and the names and shapes of the parameters in order. What is accumulated and not applied is
+        """State required for the next step, as copies: "steps" and "epoch" (i64), "m.3" (f32, state m of parameter 3,
+        as far as it has been updated), "missed.3" (i64, the steps taken without it, where there are some and its rule
+        counts them), "plateau.lr" (f64[4]), and "optimizer" (i8, JSON in ASCII): the kind of optimiser, the names of
+        its states, and the names and shapes of the parameters in order. Accumulated gradients that are not applied are
         no part of it."""
         with locks.building:  # no step of a loop of the user's in between
             kept = {"steps": np.array(self.steps, np.int64), "epoch": np.array(self.epoch, np.int64)}
@@ -333,12 +333,11 @@ class OptimizerState:
         return kept | {name: array.copy() for name, array in self._loaded.items()}
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on where state_dict was taken, with the same optimiser and the same parameters in the same order.
+        """Restore from the result of state_dict, with the same optimiser and the same parameters in the same order.
 
         Raises GraphError for the state of another kind of optimiser or of other parameters (parameters without a name
-        are told by their shape; "weight" is "0.weight" before its module has a place), ShapeError and DTypeError for
-        arrays that do not fit; then nothing is changed. A state without "optimizer" is held against what its arrays
-        tell.
+        are identified by their shape; "weight" is "0.weight" before its module has a place), ShapeError and DTypeError
+        for arrays that do not fit; then nothing is changed. A state without "optimizer" is compared by its arrays.
         """
         self.loading(arrays)()
 

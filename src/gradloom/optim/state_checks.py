@@ -175,7 +175,7 @@ def checked_missed(given: Mapping[str, np.ndarray], steps: int) -> dict[int, int
         if not number.isdecimal() or not any(n.endswith(f".{number}") and n != name for n in given):
             raise GraphError(f"load: {name}: there are no moments of this parameter; need the state of an optimiser")
         if count > steps:
-            raise SettingError(f"load: {name} is {count} of {steps} steps; need at most as many")
+            raise SettingError(f"load: {name} is {count} of {steps} steps; must be <= {steps}")
         counts[int(number)] = count
     return counts
 

@@ -63,7 +63,7 @@ def threads_for(ranks: Communicator | None, asked: int | None) -> int | None:
     cores = switches().threads
     allowed = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
     here = (socket.gethostname(), allowed)
-    beside = ranks.gather(here).count(here)  # of all ranks: some may have been told how many, and others not
+    beside = ranks.gather(here).count(here)  # called by all ranks: GRADLOOM_THREADS may be set on some only
     if asked is not None or os.environ.get("GRADLOOM_THREADS"):
         return asked
     return max(1, cores // beside)
@@ -91,7 +91,7 @@ def sampled(array: np.ndarray, limit: int) -> str:
 
 
 class Agreement:
-    """Ranks that stop after the same step and compare what they hold. All call the same methods in the same order."""
+    """Ranks that stop after the same step and compare their state. All call the same methods in the same order."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
@@ -102,12 +102,12 @@ class Agreement:
 
     @property
     def is_stopping(self) -> bool:
-        """This rank was asked to stop, and `settle` has not told the others yet."""
+        """This rank was asked to stop, and `settle` has not notified the others yet."""
         return self._stop is not None
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """Work of this rank alone: an error in it is told to the others at once."""
+        """Work of this rank alone: an error in it is reported to the others at once."""
         try:
             yield
         except BaseException as error:

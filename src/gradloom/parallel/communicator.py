@@ -95,7 +95,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
-        """Tell all others that this rank cannot go on. Waits for nobody; others raise from whatever they wait in."""
+        """Notify all others that this rank cannot continue. Does not wait; others raise from the call they wait in."""
 
     def check(self, what: str, checksum: object) -> None:
         """TrainError on all ranks, naming the first whose checksum (see `checksum`) differs from rank 0's."""
@@ -114,7 +114,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what the driver holds; a communicator that is never closed is closed when the program ends."""
+        """Free resources; a communicator that is never closed is closed when the program ends."""
 
     def __enter__(self) -> Communicator:
         return self

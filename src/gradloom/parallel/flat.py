@@ -51,7 +51,7 @@ class FlatArrays:
 
 
 def take_effects(values: Sequence[Value]) -> dict[Stored, Value]:
-    """Take the updates of buffers (running statistics) off the graph of these values: buffer -> what it would become.
+    """Remove the updates of buffers (running statistics) from the graph of these values: buffer -> its new value.
 
     So the graph can be run without writing there. Raises GraphError for an update that is no single assign.
     """

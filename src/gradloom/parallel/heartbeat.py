@@ -1,4 +1,4 @@
-"""Signs of life: what a rank tells the others about itself, and what it knows of them."""
+"""Signs of life: messages of a rank about itself, and its state of the others."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Place(NamedTuple):
 
 
 class RankState:
-    """What this rank has heard of another one."""
+    """State of another rank, from its messages."""
 
     def __init__(self) -> None:
         self.signs = -1
         self.place = Place(0, "")
         self.waits = False
         self.gone = False  # its program has come to its end
-        self.last_word = ""  # and why, where it has said it
+        self.last_word = ""  # the reason, if it has sent one
         self.alive = self.since = time.monotonic()  # last sign of life; since when it has been where it is
 
 

@@ -4,8 +4,8 @@ MPI moves the numbers; this file makes sure that every wait ends. Three things w
 
 - Each rank has a thread that sends a beat to all others about every second: has this rank worked since the last one, or
   does it wait, and in which call. A rank without a sign of life for `timeout` seconds is named and ends all.
-- A rank that fails says so at once, on the same line; the others raise from whatever they wait in. When the program
-  ends, all wait until the others have said what they had to say (rank 0 may still be saving), then end together.
+- A rank that fails notifies the others at once; they raise from the call they wait in. When the program
+  ends, all wait until the others have ended their work (rank 0 may still be saving), then end together.
 - Launchers kill all ranks when one was killed, without saying which. So beside the ranks of a machine stands a small
   process that nobody waits for. Each rank holds a pipe to it; it names the rank whose pipe closes first.
 
@@ -38,7 +38,7 @@ from .mpi_sums import FastSum, OrderedSum
 from .mpi_watcher import Watcher, namespace
 
 HELLO = 31_101  # tag of the first message, the only one on MPI's own communicator
-BEAT, FAILURE, BYE = 1, 2, 3  # tags of what is said beside the numbers
+BEAT, FAILURE, BYE = 1, 2, 3  # tags of control messages
 SLOT = 256  # bytes of a gathered value that fit into the first message
 
 
@@ -56,13 +56,13 @@ class MpiRank(Communicator):
         self._sent: list[tuple[Any, bytes]] = []  # messages beside the numbers, on their way
         self._lock = threading.RLock()  # a signal handler may come in between
         self._states = [RankState() for _ in range(self.size)]
-        self._heard = time.monotonic()  # up to when this rank has listened
+        self._listened = time.monotonic()  # time of the last look for messages
         self.others = [r for r in range(self.size) if r != self.rank]
         if self.size > 1:
             self._greet()
         self.world = MPI.COMM_WORLD.Dup()
-        self._line = MPI.COMM_WORLD.Dup()  # what is said beside the numbers
-        self._ended = self._interrupted = self._said = self._is_child = False
+        self._line = MPI.COMM_WORLD.Dup()  # for control messages
+        self._ended = self._interrupted = self._reported = self._is_child = False
         self._watcher = Watcher(self.rank, self.size)
         if self.size > 1:
             self._listener = threading.Thread(target=self._listen, name="gradloom-beat", daemon=True)
@@ -134,7 +134,7 @@ class MpiRank(Communicator):
 
     @contextlib.contextmanager
     def call(self, call: str) -> Iterator[None]:
-        """Wraps a call that all ranks make together: counts it, and tells the others when it fails."""
+        """Wraps a call that all ranks make together: counts it, and notifies the others when it fails."""
         self._raise_failure()
         self._place = Place(self._place.calls + 1, call[:80])
         try:
@@ -187,7 +187,7 @@ class MpiRank(Communicator):
         self._raise_failure()
 
     def _compare_calls(self, waited: float) -> None:
-        """Name the rank that makes another call than most, when all have come or have had time to say where."""
+        """Name the rank that makes another call than most, when all have come or have had time to report theirs."""
         mine = self._place
         places = [mine if r == self.rank else state.place for r, state in enumerate(self._states)]
         here = {r: place.call for r, place in enumerate(places) if place.calls == mine.calls}
@@ -200,16 +200,16 @@ class MpiRank(Communicator):
 
     def _silent(self, state: RankState) -> bool:
         """Whether the rank has given no sign of life for longer than the time-out, while this rank was listening."""
-        return self._heard - state.alive > self.timeout
+        return self._listened - state.alive > self.timeout
 
-    def _note(self, rank: int, what: str, tell: bool = True) -> None:
+    def _note(self, rank: int, what: str, send: bool = True) -> None:
         with self._lock:
             if self._failure is not None:
                 return
             self._failure = (rank, what)
         self._watcher.dismiss()  # the ends that follow are its consequence
-        if tell:
-            self._tell(FAILURE, pickle.dumps((rank, what[:2000])))
+        if send:
+            self._send(FAILURE, pickle.dumps((rank, what[:2000])))
 
     def _raise_failure(self) -> None:
         if self._is_child:
@@ -232,10 +232,10 @@ class MpiRank(Communicator):
         assert self._failure is not None
         return f"rank {self._failure[0]} {self._failure[1]}; all {self.size} ranks end"
 
-    # What is said beside the numbers.
+    # Control messages.
 
     def _greet(self) -> None:
-        """Wait until all ranks are here: the only wait in which no beat can be heard."""
+        """Wait until all ranks are here: the only wait in which no beat can be received."""
         world = self.mpi.COMM_WORLD
         sent = [world.Isend(bytearray(1), dest=r, tag=HELLO) for r in self.others]
         here = {r: world.Irecv(bytearray(1), source=r, tag=HELLO) for r in self.others}
@@ -248,25 +248,25 @@ class MpiRank(Communicator):
             time.sleep(min(waited / 16, 0.01))
         self._kept.append(sent)
 
-    def _tell(self, tag: int, data: bytes) -> None:
+    def _send(self, tag: int, data: bytes) -> None:
         with self._lock:
             self._sent = [(request, buffer) for request, buffer in self._sent if not request.Test()]
             self._sent += [(self._line.Isend(data, dest=rank, tag=tag), data) for rank in self.others]
 
     def _listen(self) -> None:
-        """The thread that hears and sends beats."""
+        """The thread that receives and sends beats."""
         pulse = Pulse(self._worker)
         beat = 0.0
         while not self._ended:
             now = time.monotonic()
-            if (pause := now - self._heard) > self.timeout / 4:  # this process was stopped: no reason to blame others
+            if (pause := now - self._listened) > self.timeout / 4:  # this process was stopped, not the others
                 for state in self._states:
                     state.alive += pause
             self._hear()
             if now >= beat:
                 beat = now + min(self.timeout / 8, 1.0)
                 pulse.feel(self._waiting)
-                self._tell(BEAT, self._beat(pulse.signs))
+                self._send(BEAT, self._beat(pulse.signs))
             time.sleep(min(self.timeout / 40, 0.05))
 
     def _beat(self, signs: int) -> bytes:
@@ -284,7 +284,7 @@ class MpiRank(Communicator):
             now = time.monotonic()
             if tag == FAILURE:
                 culprit, what = pickle.loads(data)
-                self._note(culprit, what, tell=False)
+                self._note(culprit, what, send=False)
                 continue
             if tag == BYE:
                 state.gone, state.last_word = True, data.decode(errors="replace")
@@ -296,23 +296,23 @@ class MpiRank(Communicator):
             if place != state.place or bool(waits) != state.waits:
                 state.since = now
             state.waits, state.place = bool(waits), place
-        self._heard = time.monotonic()
+        self._listened = time.monotonic()
 
     # The end.
 
     def _uncaught(self, kind: Any, error: BaseException, trace: Any) -> None:
-        """An exception that ends the program: tell the others, say it once."""
-        told = self._failure is not None and isinstance(error, TrainError) and str(error) == self._sentence()
+        """An exception that ends the program: notify the others, print it once."""
+        is_known = self._failure is not None and isinstance(error, TrainError) and str(error) == self._sentence()
         self.fail(error)
         if isinstance(error, KeyboardInterrupt):
             to_stderr(f"gradloom: rank {self.rank}: interrupted")
-        elif told:
+        elif is_known:
             to_stderr(f"gradloom: rank {self.rank}: {type(error).__name__}: {error}")
         else:
             to_stderr(f"gradloom: rank {self.rank} of {self.size} failed:")
             self._hook(kind, error, trace)
         sys.stderr.flush()
-        self._said = True
+        self._reported = True
 
     def _leave(self) -> None:
         """Runs at the end of the program: waits until all ranks end, and calls MPI_Abort if one has failed."""
@@ -320,8 +320,8 @@ class MpiRank(Communicator):
             sys.stdout.flush()
             sys.stderr.flush()
         self._waiting = True
-        self._tell(BEAT, self._beat(0))
-        self._tell(BYE, self.last_word.encode())
+        self._send(BEAT, self._beat(0))
+        self._send(BYE, self.last_word.encode())
         try:
             self._wait_for_the_end()
         except KeyboardInterrupt:
@@ -330,27 +330,27 @@ class MpiRank(Communicator):
         self._listener.join()
         self._watcher.dismiss()
         if self._failure is not None:
-            if not (self._said or self.is_root or self._states[0].gone):  # rank 0, which speaks for all, cannot
+            if not (self._reported or self.is_root or self._states[0].gone):  # rank 0, which prints for all, cannot
                 to_stderr(f"gradloom: rank {self.rank}: {self._sentence()}")
             time.sleep(1 if self._states[0].gone and not self.is_root else 0)  # one call of Abort is enough
             stop = _interrupt(self._failure[1])
             self.mpi.COMM_WORLD.Abort(1 if stop is None else 128 + interrupts.number_of(stop))
 
     def _wait_for_the_end(self) -> None:
-        """Until all others have come to their end; after a failure they have the time-out to save and say something."""
+        """Wait until all others have ended; after a failure they have the time-out to save and report."""
         begin = time.monotonic()
         while expected := [r for r in self.others if not self._states[r].gone]:
             dead = [r for r in expected if self._silent(self._states[r])]
             if dead and self._failure is None:
                 self._note(dead[0], f"gave no sign of life for {self.timeout:g} s")
                 to_stderr(f"gradloom: rank {self.rank}: {self._sentence()}")
-                self._said = True
+                self._reported = True
             if self._failure is not None and (dead == expected or time.monotonic() - begin > self.timeout):
                 return
             time.sleep(0.005)
 
     def _forked(self) -> None:
-        """Runs in a forked child, which is no rank: closes what tells the others that the rank is alive."""
+        """Runs in a forked child, which is no rank: closes its pipe, a sign of life of the rank."""
         self._is_child = True
         atexit.unregister(self._leave)
         sys.excepthook = self._hook
@@ -359,5 +359,5 @@ class MpiRank(Communicator):
 
 def _interrupt(what: str) -> KeyboardInterrupt | None:
     """The exception that the other ranks raise for a rank that a signal stopped; None for any other failure."""
-    heard = (number for number, name in interrupts.SIGNALS.items() if f"({name})" in what)
-    return next(map(interrupts.interrupt, heard), None)
+    named = (number for number, name in interrupts.SIGNALS.items() if f"({name})" in what)
+    return next(map(interrupts.interrupt, named), None)

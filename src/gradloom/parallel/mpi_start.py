@@ -1,4 +1,4 @@
-"""Starting MPI: the module mpi4py.MPI, or an error that says what is missing; a vain wait for other ranks ends."""
+"""Starting MPI: the module mpi4py.MPI, or an error that names the missing part; a time-out for missing ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ..base.errors import BackendError
 from .communicator import described, launched
 
-START = 10  # time-outs to wait for all ranks to come, when no sign of life can be heard yet
+START = 10  # time-outs to wait for all ranks to come, while there are no messages yet
 
 
 def started_mpi(timeout: float) -> Any:

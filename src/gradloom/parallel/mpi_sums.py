@@ -32,7 +32,7 @@ class RankGroup(Protocol):
 class OrderedSum(Reduction):
     """Each rank owns a stretch of the sum: it gets that stretch of everybody's arrays, bucket by bucket, and folds.
 
-    A message of no elements says that its sender has no micro-batch in this round.
+    An empty message means that its sender has no micro-batch in this round.
     """
 
     def __init__(self, ranks: RankGroup, elements: int) -> None:

@@ -59,7 +59,7 @@ class Watcher:
         gather(None)
 
     def dismiss(self) -> None:
-        """Tell the process that whoever ends from now on ends for a reason that is said elsewhere."""
+        """Notify the process that ends of ranks from now on are reported elsewhere."""
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
             with contextlib.suppress(OSError):  # it is gone
@@ -67,7 +67,7 @@ class Watcher:
             os.close(pipe)
 
     def forget(self) -> None:
-        """In a child of the rank: close the pipe, which would say that the rank is alive."""
+        """In a child of the rank: close the pipe, a sign of life of the rank."""
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
@@ -76,8 +76,8 @@ class Watcher:
 def _first_to_close(path: str) -> int:
     """The writing end of a named pipe, at a number above those that a program starts with.
 
-    When a process ends, Linux closes its descriptors before anybody hears of the end, the highest number first. So this
-    one closes before the launcher's connection, at which the launcher kills the other ranks: their pipes close later.
+    When a process ends, Linux closes its descriptors before anybody is notified, the highest number first. So this one
+    closes before the launcher's connection, at which the launcher kills the other ranks: their pipes close later.
     """
     import fcntl
     import resource

@@ -64,7 +64,7 @@ class _Meeting:
         self.timeout = timeout
         self._bell = threading.Condition()
         self._round = 0
-        self._calls: list[str | None] = [None] * size  # what each rank of this round came for
+        self._calls: list[str | None] = [None] * size  # the call of each rank in this round
         self._threads: list[threading.Thread | None] = [None] * size
         self._left = [False] * size
         self._given: list[Any] = [None] * size

@@ -617,7 +617,7 @@ class _Checker:
     def check_form(self, who: Callable[[], str], value: Value, arg: _Arg) -> None:
         if arg.shape != value.shape or arg.dtype != value.dtype.code:
             raise PlanError(
-                f"proof: {who()} as shape {list(arg.shape)}, dtype code {arg.dtype}; the graph says {value!r}"
+                f"proof: {who()} as shape {list(arg.shape)}, dtype code {arg.dtype}; the graph has {value!r}"
             )
 
     def check_write(

@@ -1,9 +1,9 @@
 """Byte offsets: every buffer of a program placed in one arena.
 
 Two buffers may share bytes when their lifetimes do not meet. An output may take the very buffer of an input (in place)
-when the op says so, the input dies there, and no other input of the node looks at the same buffer differently.
+if the op allows it, the input dies there, and no other input of the node reads the same buffer differently.
 Each goes into the lowest gap among those alive at the same time. In which order they are placed decides how close this
-comes to the lower bound: several are tried and improved a little; the report says how close the best came.
+comes to the lower bound: several are tried and improved a little; the report shows how close the best came.
 """
 
 from __future__ import annotations

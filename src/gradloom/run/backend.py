@@ -140,9 +140,9 @@ def register_device(
     alike: Callable[[], list[int]],
     count: Callable[[], int],
 ) -> None:
-    """Add a backend of which a machine may have several: "name" is number 0, "name:1" the next one. count() says how
-    many there are, alike() gives the numbers of those that are of the same make as number 0; both raise BackendError
-    where there is none."""
+    """Add a backend of which a machine may have several: "name" is number 0, "name:1" the next one. count() returns
+    their number, alike() the numbers of those that are of the same make as number 0; both raise BackendError if there
+    is none."""
     _devices[name], _alike[name], _count[name] = make, alike, count
 
 
@@ -187,14 +187,14 @@ def has_effect(name: str, setting: str) -> bool:
 
 
 def _number(name: str) -> int:
-    """Of "gpu" 0, of "gpu:1" 1; BackendError for what is no number."""
+    """Of "gpu" 0, of "gpu:1" 1; BackendError for anything else."""
     kind, colon, place = name.partition(":")
     if colon and not _NUMBER.fullmatch(place):
         raise BackendError(f"backend: {name!r} is not usable; need '{kind}', or '{kind}:1' for the second one, ...")
     return int(place or 0)
 
 
-def check_heeded(who: str, names: Sequence[str], settings: Mapping[str, Any]) -> None:
+def check_effect(who: str, names: Sequence[str], settings: Mapping[str, Any]) -> None:
     """SettingError for the first given setting that has no effect on one of these backends."""
     for setting, given in settings.items():
         if given is not None and not all(has_effect(name, setting) for name in names):

@@ -19,7 +19,7 @@ from ..transform.choose import check_explicit_devices, explicit_devices, without
 from ..transform.passes import passes, rewrite, rounded
 from ..transform.place import place
 from ..transform.program import Program, gather
-from .backend import Backend, Buffer, check_heeded, has_kernel, named, plan_for
+from .backend import Backend, Buffer, check_effect, has_kernel, named, plan_for
 from .backend import backend as backend_of
 from .executable import Executable
 from .scheduled import scheduled
@@ -51,15 +51,15 @@ def compile(
 
     outputs: one or several values to read after each call. updates: outputs of update ops to carry out (updates that
     belong to nodes on the way, such as running statistics, are carried out anyway). device: "cpu" (when not given),
-    "gpu", "gpu:1" (docs/devices.md), "numpy" (float64 references, the definition), "null" (plans only), or what was
-    registered (run/backend.py); backend is another name of the same argument: the one device of all nodes, whatever was
-    said of them. devices: several, the preferred one first, which run one program together (docs/devices.md says which
-    node runs where). With none of these, the CPU and the devices that gl.device and Module.to have named. arena: memory
-    of its own (Backend.allocate), so that the program does not wait for all others; it must share no array that is
+    "gpu", "gpu:1" (docs/devices.md), "numpy" (float64 references, the definition), "null" (plans only), or a
+    registered name (run/backend.py); backend is another name of the same argument: the one device of all nodes, which
+    overrides explicit devices. devices: several, the preferred one first, which run one program together
+    (docs/devices.md). With none of these, the CPU and the devices that gl.device and Module.to have named. arena: own
+    memory (Backend.allocate), so that the program does not wait for all others; it must share no array that is
     written. The rest are the switches of gradloom.base.settings.
     Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan, with devices= the proved
-    schedule: what runs where, the bytes of each device, what is copied between them.
-    Raises GraphError, ShapeError for what cannot be built, BackendError for what cannot run here.
+    schedule: the device of each node, the bytes of each device, the copies between them.
+    Raises GraphError, ShapeError for graphs that cannot be built, BackendError for those that cannot run here.
     """
     if not isinstance(outputs, Iterable):
         raise GraphError(
@@ -103,7 +103,7 @@ def compile(
     places = device_names("compile", device, backend, devices)
     if not places:
         places = list(dict.fromkeys(["cpu", *explicit_devices(program.nodes)]))
-    check_heeded("compile", places, {"isa": isa, "flush": flush})
+    check_effect("compile", places, {"isa": isa, "flush": flush})
     if devices is not None:
         check_explicit_devices(program.nodes, places)
     made = {name: backend_of(name, chosen) for name in places}
@@ -126,7 +126,7 @@ def compile(
 
 def device_names(who: str, device: str | None, backend: str | None, devices: str | Sequence[str] | None) -> list[str]:
     """The names that a function was given under these words, each once; none where it was given none. SettingError
-    for two of the words at once, and for what is no name."""
+    for two of the words at once, and for a value that is no name."""
     if devices is None:
         return [] if device is None and backend is None else [named(who, device, backend)]
     if device is not None or backend is not None:

@@ -52,7 +52,7 @@ def first_bad(
 
     run: the executable of outputs and updates, compiled with `options`, that has just failed; its inputs are fed again.
     settings: of one step. place(name, array, at): the words for an element of an input that was fed.
-    settled: the caller has seen to it that nothing outstanding reads or writes what the program touches.
+    settled: the caller has waited for all outstanding reads and writes of the program's arrays.
     """
     checked = compile_checked(outputs, updates, **options)
     fed = {k: v for k, v in run.fed().items() if k in checked.inputs}

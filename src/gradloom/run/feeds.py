@@ -77,7 +77,7 @@ def narrowed(nodes: Sequence[Node]) -> tuple[list[str], list[Stored]]:
 
 
 def as_array(name: str, data: Any, shape: tuple[int, ...], kind: DType) -> np.ndarray:
-    """The data as an array of exactly this shape and dtype; ShapeError, DTypeError, IndexOutOfRange with what was
+    """The data as an array of exactly this shape and dtype; ShapeError, DTypeError, IndexOutOfRange with the value
     seen."""
     try:
         array = plain_array(f"run: {name}", data)

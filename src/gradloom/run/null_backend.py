@@ -20,7 +20,7 @@ from .executable import Executable
 
 
 class NullBackend:
-    """The plans of the CPU, or of the backend that is given. What the CPU has no kernel for needs one part and no
+    """The plans of the CPU, or of the given backend. An op without a kernel on the CPU needs one part and no
     scratch."""
 
     name: ClassVar[str] = "null"

@@ -1,7 +1,7 @@
 """A program on several devices: one thread walks the events of all of them in one order (plan/schedule.py).
 
-What a device is told returns before it has done it, where it works on its own: so a GPU computes while the CPU runs its
-instructions, and this thread waits only for what the CPU, or another device, is about to read.
+Calls of a device that works asynchronously return at once: so a GPU computes while the CPU runs its
+instructions, and this thread waits only for values that the CPU, or another device, is about to read.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ class ScheduledExecutable(Executable):
         return ended
 
     def _first_failure(self, seen: Failure) -> tuple[str, Failure]:
-        """All devices have done what they were told; of their failures the one that comes first in the program. seen:
-        that of the device whose event was in progress."""
+        """Wait for all devices; of their failures return the one that comes first in the program. seen: that of the
+        device whose event was in progress."""
         failures = [(self._device, seen)]
         for device, queue in self._queues.items():
             found = queue.settle()

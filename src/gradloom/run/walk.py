@@ -176,11 +176,11 @@ def _relative(array: np.ndarray, wanted: np.ndarray, size: Callable[[np.ndarray]
 class Judged:
     """An output held against the float64 references.
 
-    own: the error that its kernel made on the inputs that it saw, of the largest number. excess: in units of what it
-    may be, see `Definition.excess`. total: its distance from the whole
-    program in float64, of Euclidean norms. spread: how far that lies from the program in float64 without roundings to
-    bf16. A number that lies between two of bf16 goes to either, and what is computed from it does so in turn: `total`
-    is as large as `spread` where all is right.
+    own: the error of its kernel on the kernel's inputs, of the largest number. excess: that error in units of the
+    tolerance, see `Definition.excess`. total: its distance from the whole
+    program in float64, of Euclidean norms. spread: the distance of that from the program in float64 without roundings
+    to bf16. A number between two bf16 values is rounded to either, and so are values computed from it: `total`
+    is as large as `spread` in a correct program.
     """
 
     node: Node
@@ -195,14 +195,14 @@ def judge(walk: Stepped, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator
     """Every output of a program that ran, held against the references, in the order of the steps.
 
     values[step][output]: outputs of the steps. Stored arrays must be as they were before the run. Float64 numbers are
-    dropped after their last use, and weights are converted where they are used: what is held at a time is about twice
-    what the plan holds (of a program that rounds, four times), and the largest weight.
+    dropped after their last use, and weights are converted where they are used: the peak is about twice the memory of
+    the plan (of a program that rounds, four times), and the largest weight.
     """
     last: dict[Value, int] = {}
     for k, node in enumerate(walk.steps):
         last.update((view_base(v), k) for v in node.inputs if v is not None)
     seen: dict[Value, np.ndarray] = {}  # values computed by the device
-    exact: dict[Value, np.ndarray] = {}  # what float64 makes of the same leaves
+    exact: dict[Value, np.ndarray] = {}  # results in float64 from the same leaves
     whole: dict[Value, np.ndarray] = {}  # and without roundings to bf16
     rounds = any(is_rounded(node) or node.op.name == "round_bf16" for node in walk.steps)
     for k, node in enumerate(walk.steps):
@@ -230,7 +230,7 @@ TOLERANCE = 1e-4  # of the largest number of an output, and of its norm
 class Definition:
     """Reference results for a node's inputs, and the tolerance between two results.
 
-    leaf: the numbers of an input, setting, constant or stored array, as the kernel saw them. seen: what was computed
+    leaf: the numbers of an input, setting, constant or stored array, as the kernel saw them. seen: values computed
     before the node."""
 
     def __init__(self, node: Node, leaf: Callable[[Value], np.ndarray], seen: Mapping[Value, np.ndarray]) -> None:
@@ -247,9 +247,9 @@ class Definition:
         return self._apply(self.node, known, real)
 
     def excess(self, value: Value, got: np.ndarray, wanted: np.ndarray) -> float:
-        """How far a result is from another (a kernel's, or `own`), in units of what f32 arithmetic, and roundings to
-        bf16 inside of a kernel, may cost there; above 1: one of them is wrong. The greater of what the largest number
-        and the norm say."""
+        """Distance of a result from another (a kernel's, or `own`), in units of the tolerance for f32 arithmetic and
+        roundings to bf16 inside of a kernel; above 1: one of them is wrong. The greater of the values by the largest
+        number and by the norm."""
         found = distance(got, wanted), away(got, wanted)
         if not value.dtype.is_float:
             return math.inf if max(found) else 0.0
@@ -259,9 +259,9 @@ class Definition:
         return max(one / most if math.isfinite(one) else math.inf for one, most in zip(found, allowed, strict=True))
 
     def _allowed(self, index: int) -> tuple[float, float]:
-        """Terms may cancel: four times what f32 costs the reference itself. A number that lies between two of bf16 is
+        """Terms may cancel: four times the f32 error of the reference itself. A number between two bf16 values is
         rounded to either, one unit from the other; without that rounding it is half a unit from both. So the norm may
-        differ by twice what the rounding costs, and a single number beside terms that cancel by more of the largest."""
+        differ by twice the rounding error, and a single number next to terms that cancel by more of the largest."""
         own = self.own[index]
         with unrounded(operands=False):
             bare, in_f32 = self.of(self._seen)[index], self.of(self._seen, np.float32)[index]

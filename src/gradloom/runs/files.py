@@ -30,7 +30,7 @@ OWN: dict[str, re.Pattern[str] | None] = {
     "run.json": None, "settings.toml": None, "metrics.jsonl": None, "metrics.csv": None, "samples.jsonl": None,
     "checkpoints": OWN_FILES, "tensorboard": re.compile(r"events\.out\.tfevents\..+"),
 }  # fmt: skip
-APPENDED = ("metrics.jsonl", "metrics.csv")  # to what is there; the others are replaced
+APPENDED = ("metrics.jsonl", "metrics.csv")  # appended to; the others are replaced
 PLACES = ("", MOVE, CLEAR)  # where the run.json of a folder is
 
 

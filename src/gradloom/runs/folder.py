@@ -124,19 +124,19 @@ class RunFolder:
                     what = f"the manifest of the checkpoint of step {gone[-1]} is gone"
                     self._print(f"{self.shown}: {what}; that of step {self.resumed.step} is used")
                 if old is not None and old["kind"] != self.kind:
-                    raise FileError(f"{self.shown}: holds a run of {old['kind']}; need one of {self.kind} to resume")
+                    raise FileError(f"{self.shown}: holds a run of {old['kind']}; need a run of {self.kind} to resume")
                 kept = ("begun", "epoch", "latest", "best", "went_on")
                 self._about |= {key: old[key] for key in kept if key in old} if old is not None else {}
                 self._about["step"] = self.resumed.step
                 return
             if steps:
-                need = "need one of them whole, or --overwrite (overwrite=True) to start anew"
+                need = "need a readable one, or --overwrite (overwrite=True) to start anew"
                 raise FileError(f"{self.shown}: holds checkpoints, and none of them can be read; {need}")
             self._need_manifests(gone)
             self._print(f"{self.shown}: there is no checkpoint to resume from; the run starts anew")
         elif steps and state != "finished" and not overwrite:
             at = f"at step {steps[0]}" if state == "unfinished" else f"{state} at step {steps[0]}"
-            need = "need --resume to go on with it or --overwrite to replace it (resume=True, overwrite=True)"
+            need = "need --resume to continue it or --overwrite to replace it (resume=True, overwrite=True)"
             raise FileError(f"{self.shown}: holds a run that has not finished ({at}); {need}")
         elif state != "finished" and not overwrite:
             self._need_manifests(gone)
@@ -241,7 +241,7 @@ class RunFolder:
                 self._staged = False
                 failed = failed and self._try_write()  # the old run's files took room
         if failed is not None:
-            self._print(f"{self.shown}: run.json cannot be written: {failed}; the training goes on")
+            self._print(f"{self.shown}: run.json cannot be written: {failed}; the training continues")
         self.saved.append(self.folder / "checkpoints" / manifest.name)
 
     def _try_write(self) -> str | None:

@@ -169,7 +169,7 @@ class ModuleState:
         return load
 
     def warning(self) -> str | None:
-        """One line that names what the loaded state does not hold; None where it holds all."""
+        """One line that names objects missing from the loaded state; None if it is complete."""
         lines = []
         if self.unsaved:
             what = f"{named(self.unsaved)} had changed after the run began"

@@ -191,7 +191,7 @@ class Checkpoint:
             other = environment_differences(_environment(), saved.about.get("environment", {}))
             if other:
                 run.note_other(other)
-                print_line(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
+                print_line(f"{self._path}: {'; '.join(other)}: the run continues, the same bits are not promised")
             for warning in filter(None, (each.warning() for each in self._attributes)):
                 print_line(f"{self._path}: {warning}")
         self._run = run

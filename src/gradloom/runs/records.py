@@ -68,7 +68,7 @@ def packed_records(value: Any, name: str) -> None:
     are present justify: columns of one value, repeated, and records without values are few compared with the others."""
     present, repeated = _check_packed(value, name, None)
     if repeated > 8 * present + 1000:
-        raise DataError(f"{shown_name(name)}: {repeated} repeated values with {present} others; need what was packed")
+        raise DataError(f"{shown_name(name)}: {repeated} repeated values with {present} others; need packed values")
 
 
 def _check_packed(value: Any, name: str, count: int | None) -> tuple[int, int]:

@@ -188,13 +188,13 @@ class Saver(Subscriber):
             to_stderr(f"{self.path}: {text}")
         files = [] if records else identity.other_files(self.saved_about)
         if files:
-            to_stderr(f"{self.path}: {'; '.join(files)}; what the run reads of it is the same")
+            to_stderr(f"{self.path}: {'; '.join(files)}; the content that the run reads is the same")
         if identity.unknown:
             text = f"whether these do the same as before is not known: {', '.join(identity.unknown)}"
             to_stderr(f"{self.path}: {text}")
         other = identity.other_environment(self.saved_about)
         if other:
-            to_stderr(f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
+            to_stderr(f"{self.path}: {'; '.join(other)}: the run continues, the same bits are not promised")
             if self.folder is not None:
                 self.folder.note_other(other)
 

@@ -62,7 +62,7 @@ def _of_one_result(values: Mapping[str, Any], name: str) -> None:
     if len(values["losses"]) != len(values["weights"]):
         raise DataError(f"{where}: {len(values['losses'])} losses with {len(values['weights'])} weights")
     if values["correct"] > values["counted"]:
-        raise DataError(f"{where}: correct is {values['correct']} of {values['counted']} rows; need at most as many")
+        raise DataError(f"{where}: correct is {values['correct']}; must be <= {values['counted']} rows")
     for key, value in values.items():
         if key.startswith("part.") and (len(value) != len(values["losses"]) or value.shape[2] != 2):
             raise DataError(f"{where}: {shown_name(key)} has shape {list(value.shape)}; need a pair of each batch")

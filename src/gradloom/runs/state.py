@@ -169,7 +169,7 @@ class TrainState:
         """NonFiniteError where a collected state has a fault: such a state is never saved."""
         text = self.fault(entries)
         if text is not None:
-            raise NonFiniteError(f"{text}; no run can go on from them")
+            raise NonFiniteError(f"{text}; no run can resume from them")
 
     def digest(self, *parts: str) -> str:
         """A checksum of it, the same for equal states, in another process, too."""
@@ -229,7 +229,7 @@ def named(names: Iterable[str]) -> str:
 
 
 def need_schema(schema: Schema, values: Values, name: str) -> None:
-    """TrainError where values of a checkpoint are not what the schema allows."""
+    """TrainError for values of a checkpoint that the schema does not allow."""
     try:
         schema(values, name)
     except DataError as error:

@@ -70,7 +70,7 @@ def end_step(
                  something else, the global norm of that, too. So the last one is the norm of the step's gradient,
                  before clipping
 
-    divisor      what the sums are divided by, by default the sum of weights
+    divisor      of the sums, by default the sum of weights
     accumulates  the gradients are added to the window's sums; else they are the whole step
     updates      the step ends here; others: parameters that the window holds besides these
     """

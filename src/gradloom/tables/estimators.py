@@ -183,8 +183,8 @@ class Classifier(ClassifierMixin, _Perceptron):
     optimizer     the name of one: adamw, adam, sgd, lion, rmsprop, adafactor, muon
     dropout       share of the hidden layers' outputs that a step leaves out; None: 0.1
     ensemble      networks that learn side by side and are averaged, nn.Ensemble; None: 8
-    folds         parts of the rows: each network trains without one, and these rows end the training; None: as many as
-                  networks for 100 rows and more, unless val_split is given; 0: none
+    folds         parts of the rows: each network trains without one, and these rows end the training; None: the number
+                  of networks for 100 rows and more, unless val_split is given; 0: none
     val_split     share of the rows that ends the training and is not trained on; None: 0.15 of 100 rows and more that
                   are in no folds
     patience      evaluations of these without improvement after which training ends; None: 15; 0: never

@@ -11,18 +11,18 @@ import numpy as np
 from ..base.errors import SettingError
 from ..base.habits import keyword_hint
 from ..base.settings import Switches, switches
-from ..run.backend import backend, check_heeded
+from ..run.backend import backend, check_effect
 from ..run.compile import compile as compile_program
 from ..run.compile import device_names
 
 
 def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any], *more: str) -> None:
     """SettingError, with the nearest known name, for an option that is neither one of gl.compile nor an argument of the
-    function, nor one of `more`; for a switch (base/settings.py) whose value is not usable, or that a device which is
-    given does not heed."""
+    function, nor one of `more`; for a switch (base/settings.py) whose value is not usable, or that has no effect on a
+    given device."""
     check_names(who, options, function, *more)
     _switches(options)
-    check_heeded(who, device_names(who, *map(options.get, ("device", "backend", "devices"))), options)
+    check_effect(who, device_names(who, *map(options.get, ("device", "backend", "devices"))), options)
 
 
 def check_names(who: str, options: Iterable[str], function: Callable[..., Any], *more: str) -> None:
@@ -34,7 +34,7 @@ def check_names(who: str, options: Iterable[str], function: Callable[..., Any], 
     known -= {"self", "outputs", "updates"}
     for name in options:
         if name not in known:
-            hint = keyword_hint(who, name, sorted(known), f"need one of {', '.join(sorted(known))}")
+            hint = keyword_hint(who, name, sorted(known), f"use {', '.join(sorted(known))}")
             raise SettingError(f"{who}: {name} is not an argument{hint}")
 
 
@@ -72,7 +72,7 @@ def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_siz
 
 
 def check_skip(on_nonfinite: str) -> bool:
-    """Whether what is not finite is left out; SettingError for what is neither "stop" nor "skip"."""
+    """Whether non-finite steps are skipped; SettingError unless the value is "stop" or "skip"."""
     if on_nonfinite not in ("stop", "skip"):
         raise SettingError(setting="on_nonfinite", seen=on_nonfinite, need="stop or skip")
     return on_nonfinite == "skip"

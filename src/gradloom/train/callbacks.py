@@ -73,10 +73,10 @@ class Callback:
     With `needs_outputs = True` in the class, the step's program gives the model's outputs, too, and each BatchResult
     has them; SettingError with ranks, which hold the outputs of their own micro-batches alone.
 
-    state() returns what the callback remembers: a dict of arrays, numbers, texts, booleans, None, and lists and dicts
+    state() returns the callback's state: a dict of arrays, numbers, texts, booleans, None, and lists and dicts
     of plain values; load_state(values) restores it after a resume, after begin. A class that overrides a method and not
-    these two is refused when a training is resumed, unless it has `stateless = True`: it remembers nothing that affects
-    what it does. A function of on_epoch= is taken to be stateless.
+    these two is rejected when a training is resumed, unless it has `stateless = True`: it has no state that affects
+    its actions. A function of on_epoch= is taken to be stateless.
     """
 
     stateless = False
@@ -115,7 +115,7 @@ class Callback:
         """The training has ended, whole or stopped."""
 
     def state(self) -> dict[str, Any]:
-        """What the callback remembers."""
+        """State of the callback, saved in checkpoints."""
         return {}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
@@ -381,7 +381,7 @@ def _callbacks(callbacks: Any) -> Iterator[Callback]:
 
 class BatchReports:
     """Notifies callbacks after each optimiser step of a pass. Called after each micro-batch, it compares the Result of
-    the pass with what it has reported."""
+    the pass with the reported one."""
 
     def __init__(self, callbacks: Callbacks, source: RowSource, open_pass: Pass, batch_size: int) -> None:
         self._callbacks, self._source, self._pass, self._batch_size = callbacks, source, open_pass, batch_size

@@ -48,7 +48,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def numbers(result: Any, name: str = "") -> list[str]:
-    """["loss 0.123", "accuracy 0.9812"] of a Result, where it has them; name: what each begins with."""
+    """["loss 0.123", "accuracy 0.9812"] of a Result, where it has them; name: prefix of each."""
     if result is None or not result.ndata:
         return []
     found = [(each, value) for each, value in result.numbers().items() if not each.endswith(UNCERTAINTY)]

@@ -41,7 +41,7 @@ from ..parallel.agree import agreed
 from ..parallel.communicator import Communicator, launched
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
-from ..run.backend import check_heeded, is_device, named
+from ..run.backend import check_effect, is_device, named
 from ..run.compile import names_in_order
 from ..runs.saver import Saver, saver_of
 from ..step.exchange import check_exchange
@@ -141,12 +141,12 @@ def dp_train(
 
     Dropout of sample j has masks of its own. A skipped step changes nothing, its loss is nan, and DPResult.skipped
     counts it; NonFiniteError when a pass is skipped as a whole. Checkpoints are written by replica 0, at intervals of a
-    duration or of steps. A run is resumed with as many replicas, model and settings as before; iterations may be more.
+    duration or of steps. A run is resumed with the same number of replicas, model and settings; iterations may be more.
     Samples are compared by content where they are a list or tuple, else by their number.
 
     options go to gl.compile. The functions build graphs: they are called once for each distinct shape of sample, in
-    each replica, and what they and the models read must not change after that. Running statistics (batch norm) are
-    averaged over the replicas at each step. Returns a DPResult.
+    each replica, and objects that they and the models read must not change after that. Running statistics (batch norm)
+    are averaged over the replicas at each step. Returns a DPResult.
     Raises what a replica raised, naming replica and sample; NonFiniteError, with the weights before that step kept.
     """
     use, options = taken(ReplicaOptions, settings)
@@ -164,7 +164,7 @@ def dp_train(
     if "arena" in options:
         raise SettingError("{arena} is not supported", setting="arena", place="dp_train")
     places = _devices(device, options.pop("backend", None), devices)
-    check_heeded("dp_train", [places] if isinstance(places, str) else places, options)
+    check_effect("dp_train", [places] if isinstance(places, str) else places, options)
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__") or isinstance(samples, Mapping):
         raise DataError(f"samples: got {type(samples).__name__}; need a sequence of pairs or dicts")
     count = len(samples)

@@ -74,7 +74,7 @@ def epoch(
     listeners.
     trainer.epoch counts up after training. Returns (result_train, result_eval). DataError when no row of one of the two
     parts counts (see Dataset). A batch of which no row counts is an optimiser step with gradient 0: weight decay and
-    moments do what they do then, the step is counted.
+    moments are applied, the step is counted.
     """
     if not hasattr(trainer, "run_rows") or not isinstance(data, Dataset):
         seen = f"{what_is(trainer)} and {what_is(data)}"

@@ -203,7 +203,7 @@ class Log(Callback):
             why = reason_of(error) if isinstance(error, OSError) else str(error)
             if why != self._failed:
                 self._failed = why
-                print_line(f"{self._shown}: a line cannot be written: {why}; the training goes on")
+                print_line(f"{self._shown}: a line cannot be written: {why}; the training continues")
 
 
 class Gain:

@@ -35,7 +35,7 @@ class Loop(LoopState):
 
     train_rows, val_rows  rows of the data set; training rows are shuffled before each pass by (seed, its number)
     val_sets              further validation sets by name; eval_every: "200steps" evaluates inside of epochs, too,
-                          "2epochs" at the end of every second one; eval_rows: at most so many rows of each set. See
+                          "2epochs" at the end of every second one; eval_rows: maximum rows of each set. See
                           Evaluator
     metrics               name -> gl.train.Metric, or its function: measured by evaluations in addition to the loss
     steps                 optimiser steps in all, skipped ones included; the last pass may be cut
@@ -285,7 +285,7 @@ class Loop(LoopState):
         try:
             self._measure(evaluation.results)
         except StopTraining as stop:
-            if not isinstance(stop, TimeIsUp):  # of a callback: what was measured so far counts
+            if not isinstance(stop, TimeIsUp):  # of a callback: the results so far count
                 now.evaluations.append(evaluation)
             raise
         now.evaluations.append(evaluation)

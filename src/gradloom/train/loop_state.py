@@ -86,7 +86,7 @@ class LoopState:
 
     @property
     def kept(self) -> EpochResult | None:
-        """What was measured of the weights as they are now; None before the first step."""
+        """Measured results of the present weights; None before the first step."""
         done = self.history
         return done.at(*self.restored) if self.restored else done.at_step(self.epoch, self.steps, self.latest)
 

@@ -139,7 +139,7 @@ def _scalar(made: Value, batch: Batch) -> tuple[Value, Value]:
 
 
 def _refuse_label_weights(loss: str, weights: Value | None) -> None:
-    """DataError for weights of labels, which a loss that takes weights of rows cannot heed."""
+    """DataError for weights of labels given to a loss that takes weights of rows."""
     if weights is not None and weights.ndim > 1:
         raise DataError(
             f"loss{loss and ' '}{loss}: class weights of sequences are {describe(weights)}, one for each label; need "
@@ -150,7 +150,7 @@ def _refuse_label_weights(loss: str, weights: Value | None) -> None:
 def _weights_for(
     loss: Callable[..., Any], given: tuple[Any, ...], weights: Value | None
 ) -> tuple[bool, dict[str, Any]]:
-    """Whether the function takes weights, and what it gets beside `given`; SettingError when it does not take these."""
+    """Whether the function takes weights, and its arguments besides `given`; SettingError if it does not take these."""
     try:
         signature = inspect.signature(loss)
     except (TypeError, ValueError):  # not written in Python

@@ -1,4 +1,4 @@
-"""Metrics of the user's own: what they are, the nodes that compute them, what is kept until they are numbers.
+"""User-defined metrics: declarations, the nodes that compute them, and their sums until they are numbers.
 
 A metric is a function (outputs, labels, weights). It builds nodes in the program of the evaluation, or is called with
 the NumPy arrays of all rows.
@@ -33,7 +33,7 @@ class Metric:
               (sum, weight) of scalars. Values per row are weighted here by the data's row weights, and rows that count
               for nothing (weight 0, or labels that are all -100) are left out
     whole     the function gets NumPy arrays of all rows that count (outputs f32 [rows, ...] in the model's structure,
-              labels, weights f32 [rows] or None) and gives a number: what no sum over batches can tell, as AUC or F1
+              labels, weights f32 [rows] or None) and returns a number that is no sum over batches, as AUC or F1
     train     it is measured in training, too, by the step's own program, with dropout as it is there
     uncertainty  "formula": of values per row the standard error of their weighted mean (see standard_error), of pairs
               the same over micro-batches; "bootstrap": the standard deviation over `samples` resamplings of the rows
@@ -69,7 +69,7 @@ class Metric:
         self._count = _positional(function)
 
     def __call__(self, outputs: Any, labels: Any, weights: Any) -> Any:
-        """The function with as many of these as it takes."""
+        """Call the function with the arguments that it takes."""
         return self.function(*(outputs, labels, weights)[: self._count])
 
     @property
@@ -98,14 +98,14 @@ def _positional(function: Callable[..., Any]) -> int:
 
 
 def usable_name(name: object) -> bool:
-    """Whether a measured number can have this name: history and monitors must tell it from others."""
+    """Whether a measured number can have this name: history and monitors must distinguish it from others."""
     if not isinstance(name, str) or not name or not name.isprintable() or "." in name or name in _TAKEN:
         return False
     return not name.endswith(UNCERTAINTY) and not name.startswith("val_")
 
 
 def checked_metrics(metrics: Metrics | None) -> tuple[tuple[str, Metric], ...]:
-    """Names and metrics; SettingError for a name that is another number's, or that history and monitors cannot tell."""
+    """Names and metrics; SettingError for a name of another number, or that history and monitors cannot distinguish."""
     if metrics is not None and not isinstance(metrics, Mapping):
         text = f"{{metrics}} is {what_is(metrics)}; must be a dict of functions, such as {{'mae': function}}; accuracy"
         raise SettingError(f"{text} is always measured with the loss cross_entropy", setting="metrics")
@@ -157,7 +157,7 @@ class Measures:
     def nodes(
         self, rows: int, outputs: Outputs, labels: Value | None, weights: Value | None
     ) -> tuple[list[Value], MetricLayout]:
-        """The values that a program of so many rows computes for it."""
+        """The values that a program of `rows` rows computes for it."""
         per_row: dict[str, Value] = {}
         pairs: dict[str, tuple[Value, Value]] = {}
         for name, metric in self.metrics:
@@ -192,7 +192,7 @@ NOTHING = Measures()
 
 
 class Measured:
-    """What was measured for the metrics of one Result: arrays until they are read, numbers afterwards."""
+    """Measurements for the metrics of one Result: arrays until they are read, numbers afterwards."""
 
     def __init__(self, measures: Measures) -> None:
         self.measures = measures
@@ -247,18 +247,18 @@ class Measured:
         return {name: sum(map(len, parts)) for name, parts in self._kept.items()}
 
     def cut(self, mark: Mapping[str, int]) -> None:
-        """Forget what was added since the mark."""
+        """Drop measurements since the mark."""
         self._kept = {name: [self._all(name)[: mark[name]]] for name in self._kept if name in mark}
         self._numbers = None
 
     def state(self) -> dict[str, Any]:
-        """What it holds, as plain values and arrays; of_state: the same again."""
+        """Contents as plain values and arrays, for load_state."""
         if self._numbers is not None:
             return {"numbers": self._numbers}
         return {name: self._all(name) for name in self._kept}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Take back what `state` gave; DataError for a metric that is not measured here."""
+        """Restore from the result of `state`; DataError for a metric that is not measured here."""
         names = {name for name, metric in self.measures.metrics if not metric.whole}
         for name in values:
             kind, _, metric = name.partition(".")
@@ -268,7 +268,7 @@ class Measured:
         self._kept = {name: [array] for name, array in values.items() if name != "numbers"}
 
     def settle(self) -> None:
-        """Make numbers of what was measured, and drop the arrays."""
+        """Convert the measurements to numbers, and drop the arrays."""
         self._numbers, self._kept = self.numbers(), {}
 
     def numbers(self) -> dict[str, float]:
@@ -283,7 +283,7 @@ class Measured:
         return self._numbers
 
     def _number(self, name: str, metric: Metric) -> tuple[float, float]:
-        """(value, uncertainty); nan for what is not known."""
+        """(value, uncertainty); nan if unknown."""
         if metric.whole:
             return self._whole(name, metric) if "output.0" in self._kept else (math.nan, math.nan)
         if f"row.{name}" in self._kept:

@@ -1,4 +1,4 @@
-"""Objective: a model, its loss, and what of the model is trained: the graph of a batch."""
+"""Objective: a model, its loss, and its trained parameters: the graph of a batch."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Objective:
 
     @property
     def looks_at_labels(self) -> bool:
-        """Whether ignored labels decide what is computed: by the weights of several means."""
+        """Whether ignored labels affect the graph: by the weights of several means."""
         return isinstance(self.model, MarkedGraph) or not isinstance(self.loss, str)
 
     @property

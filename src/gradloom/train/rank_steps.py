@@ -136,7 +136,7 @@ class SumSteps(Steps):
 
     @abstractmethod
     def _exchange_for(self, rows: RowRange) -> Exchange:
-        """What the ranks exchange in a step on such rows."""
+        """The exchange of the ranks in a step on such rows."""
 
     @abstractmethod
     def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:

@@ -1,4 +1,4 @@
-"""find_rate: a range test of learning rates, on a model that is afterwards what it was."""
+"""find_rate: a range test of learning rates, which restores the model afterwards."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def find_rate(
 
     The arguments are those of gl.fit; batches come in the order of its first epochs. The optimiser's other settings
     hold, those of groups that state a rate of their own, too; it begins without moments. Afterwards weights, running
-    statistics and the optimiser are what they were, to the bit, also when the test is interrupted. Parameters that were
+    statistics and the optimiser are restored, to the bit, also when the test is interrupted. Parameters that were
     not initialised are drawn from the seed, and stay so.
     SettingError for rates or steps out of range.
     """
@@ -165,7 +165,7 @@ def _trial(optimizer: Optimizer, rate: Callable[[int, int], float]) -> Iterator[
 
 @contextlib.contextmanager
 def _unchanged(trainer: Trainer, loop: Loop) -> Iterator[None]:
-    """Afterwards what training writes of the model is what it was."""
+    """Restore all that training writes of the model afterwards."""
     source, rows = trainer.source(loop.data), len(loop.train_rows)
     trainer.prepare(source, 0, rows, batch_size=loop.batch_size)
     written = trainer.written()

@@ -176,7 +176,7 @@ class Replica:
     def _load_loop(self, values: Mapping[str, Any]) -> Callable[[], None]:
         if values["began_pass"] > len(values["losses"]):
             began, done = values["began_pass"], len(values["losses"])
-            raise TrainError(f"load: loop: began_pass is {began} of {done} steps; need at most as many")
+            raise TrainError(f"load: loop: began_pass is {began} of {done} steps; must be <= {done}")
 
         def load() -> None:
             self.history[:], self._began_pass = values["losses"].tolist(), values["began_pass"]

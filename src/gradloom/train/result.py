@@ -41,7 +41,7 @@ class Result(AttributeHints):
     gradient before clipping; grad_norm: that of the last step, nan before the first. predictions are the largest
     outputs, in the order of the rows. skipped: optimiser steps that were left out because a number was not finite;
     their rows are no part of the rest. losses: of several marked losses (gl.set_loss) each by its name, in order; loss
-    is then their sum. metrics: what the user's own metrics measured, by name, "mae" and "mae_unc".
+    is then their sum. metrics: values of user-defined metrics, by name, "mae" and "mae_unc".
     """
 
     def __init__(self, measures: Measures = NOTHING) -> None:
@@ -103,7 +103,7 @@ class Result(AttributeHints):
         return Mark(self.ndata, self.counted, self.correct, self.batches, self._predicted, self.measured.mark())
 
     def cut(self, mark: Mark) -> None:
-        """Forget what was added since the mark: the micro-batches of an optimiser step that was not completed."""
+        """Drop additions since the mark: the micro-batches of an optimiser step that was not completed."""
         sums, weights = self._parts()
         self.ndata, self.counted, self.correct, self.batches, self._predicted, measured = mark
         self.measured.cut(measured)
@@ -177,13 +177,13 @@ class Result(AttributeHints):
         return loss if self.is_total else loss / total if total else math.nan
 
     def recent(self, batches: int) -> float:
-        """The loss of the last so many batches."""
+        """The loss of the last `batches` batches."""
         sums, weights = (a[-batches:] for a in self._parts())
         total = float(weights.sum())
         return float(sums.sum()) / total if total else math.nan
 
     def latest(self, batches: int) -> tuple[float, float]:
-        """(loss, weight) of the last so many batches, without a look at those before them."""
+        """(loss, weight) of the last `batches` batches, without reading those before them."""
         total = weight = 0.0
         for sums, weights in zip(reversed(self._losses), reversed(self._weights), strict=True):
             if batches < 1:
@@ -193,7 +193,7 @@ class Result(AttributeHints):
         return total if self.is_total else total / weight if weight else math.nan, weight
 
     def latest_losses(self, batches: int) -> dict[str, float]:
-        """Of several losses each of the last so many batches, by name."""
+        """Of several losses each of the last `batches` batches, by name."""
         return {name: _sum_of_means(self._part(name)[-batches:]) for name in self._loss_parts if batches > 0}
 
     @property
@@ -238,7 +238,7 @@ class Result(AttributeHints):
 
     @property
     def measures(self) -> Measures:
-        """What is measured beside the loss."""
+        """Measures in addition to the loss."""
         return self.measured.measures
 
     @property
@@ -246,11 +246,11 @@ class Result(AttributeHints):
         return dict(self.measured.numbers())
 
     def settle(self) -> None:
-        """Make numbers of the metrics, and free what they were measured from: nothing more is added."""
+        """Convert the metrics to numbers, and free their arrays: nothing more is added."""
         self.measured.settle()
 
     def numbers(self) -> dict[str, float]:
-        """What was measured, by name: loss, accuracy where there are classes, metrics; each followed by its uncertainty
+        """Measured numbers by name: loss, accuracy where there are classes, metrics; each followed by its uncertainty
         (name + "_unc") as far as it is known."""
         found = {"loss": self.loss, "loss_unc": self.loss_unc}
         for name, value in self.losses.items():
@@ -261,7 +261,7 @@ class Result(AttributeHints):
         return known | self.measured.numbers()
 
     def drop_predictions(self) -> None:
-        """Free the predictions, if there are any; what they measured stays."""
+        """Free the predictions, if there are any; the measured numbers stay."""
         self.settle()
         self._predictions = None if self._predictions else self._predictions
 
@@ -271,7 +271,7 @@ class Result(AttributeHints):
     def __repr__(self) -> str:
         text = f"loss {self.loss:.6g}{_spread(self.loss_unc)}"
         if self.batches == 1:
-            text += " (of one batch, which tells no uncertainty)"
+            text += " (of one batch, without an uncertainty)"
         for name, value in self.losses.items():
             text += f", {name} {value:.6g}"
         if self.counted:
@@ -307,7 +307,7 @@ def numbers_html(numbers: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the validation sets of a training measured after `step` optimiser steps, in an epoch counted from 1.
+    """Results of the validation sets of a training after `step` optimiser steps, in an epoch counted from 1.
 
     results: name of the set -> Result; "val" is the part of the training data that val_split held out.
     """
@@ -322,7 +322,7 @@ class Evaluation:
         return next(iter(self.results.values()), None)
 
     def numbers(self) -> dict[str, float]:
-        """What was measured, by name: val_loss, val_accuracy, ... of "val" or else of the first set; clean.loss, ... of
+        """Measured numbers by name: val_loss, val_accuracy, ... of "val" or else of the first set; clean.loss, ... of
         a set that is called "clean"."""
         found = {} if self.val is None else {f"val_{name}": number for name, number in self.val.numbers().items()}
         for name, result in self.results.items():
@@ -375,7 +375,7 @@ class EpochResult(AttributeHints):
     evaluations: tuple[Evaluation, ...] = ()
 
     def numbers(self) -> dict[str, float]:
-        """What was measured, by name: loss, loss_unc, accuracy, ... of training; val_loss, ... of validation at the end
+        """Measured numbers by name: loss, loss_unc, accuracy, ... of training; val_loss, ... of validation at the end
         of the epoch; clean.loss, ... of a validation set that is called "clean"."""
         ended = self.ended
         if ended is not None:

@@ -80,7 +80,7 @@ class Graph:
 
 
 class CompiledGraph:
-    """A compiled Graph: call it with its inputs; read gradients of the last call and what has been accumulated."""
+    """A compiled Graph: call it with its inputs; read gradients of the last call and accumulated ones."""
 
     def __init__(self, graph: Graph, options: dict[str, Any]) -> None:
         self.graph = graph

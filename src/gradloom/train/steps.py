@@ -65,13 +65,13 @@ class Steps:
     .skipped   batches that were left out so far
 
     An optimiser step is whole or nothing: when an accumulation window ends before its last micro-batch, running
-    statistics and the Result are restored to what they were before its first one.
+    statistics and the Result are restored to their state before its first one.
     """
 
     ranks: Communicator | None = None  # those that train together
     exchange = "none"  # how they sum up their gradients
     _before: dict[Stored, np.ndarray]  # running statistics when the window was opened
-    _result: tuple[Result, Mark] | None  # the window's result, and what it held then
+    _result: tuple[Result, Mark] | None  # the window's result, and its mark then
 
     def __init__(
         self,
@@ -374,7 +374,7 @@ class Steps:
         return self.state.others(parameters) if update and self.in_window else ()
 
     def _update_key(self, parameters: Sequence[Parameter], others: Sequence[Parameter], update: bool) -> Hashable:
-        """What the nodes of an update depend on besides the parameters with a gradient."""
+        """Key of the nodes of an update, besides the parameters with a gradient."""
         return update and (tuple(p.stored for p in others), self.state.update_key((*parameters, *others)))
 
     def _compile(self, graph: BatchGraph, update: bool, others: Sequence[Parameter]) -> CompiledBatch:

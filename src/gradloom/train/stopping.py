@@ -184,7 +184,7 @@ class EarlyStopping(Callback, KeywordHints):
     def _keep(self) -> None:
         if self._trainer is None:
             raise TrainError(
-                "EarlyStopping: restore_best needs to know what is trained; give it to callbacks, or call "
+                "EarlyStopping: restore_best requires the trained parameters; give it to callbacks, or call "
                 "begin(trainer)"
             )
         written = set(self._trainer.written())

@@ -30,7 +30,7 @@ class Term:
 
     kind    "rows" (the mean of roots[0]), "op" (a loss op of these inputs), "ratio" (sum(roots[0]) / sum(roots[1])) or
             "penalty" (roots[0], a scalar)
-    roots   what it is made of, with rows along the first axis
+    roots   its inputs, with rows along the first axis
     node    the loss op of kind "op"
     """
 
@@ -172,14 +172,14 @@ def _pair(term: Term, batch: Batch, called: str) -> Pair:
         wide = ops.reshape(batch.weights, (batch.rows, *(1,) * (x.ndim - 1)))
         return "rows", _over(ops.sum(x * wide), per_row), ops.sum(batch.weights)
     if term.kind == "ratio":
-        _heeds(batch, term.roots, called)
+        _check_weights_used(batch, term.roots, called)
         below = term.roots[1]
         assert below is not None
         return "rows" if below is batch.weights else ("ratio", below), ops.sum(x), ops.sum(below)
     assert term.node is not None
     slots = dict(zip(term.node.op.input_names, term.roots, strict=False))
     labels, weights = slots["labels"], slots.get("weights")
-    _heeds(batch, term.roots, called)
+    _check_weights_used(batch, term.roots, called)
     assert labels is not None
     total, weight, *_ = term.node.op(*term.roots, **term.node.attrs)  # type: ignore[operator]
     if labels.dtype.is_float or (batch.all_count and batch.labels is not None and _base(labels) is _base(batch.labels)):
@@ -191,7 +191,7 @@ def _pair(term: Term, batch: Batch, called: str) -> Pair:
     return ("op", labels, weights), total, weight
 
 
-def _heeds(batch: Batch, roots: Sequence[Value | None], called: str) -> None:
+def _check_weights_used(batch: Batch, roots: Sequence[Value | None], called: str) -> None:
     """DataError for row weights of the data that these values do not depend on."""
     if batch.weights is None:
         return

@@ -1,4 +1,4 @@
-"""Which parameters a loss trains: those of the model; what else it reaches is declared, or an error names it."""
+"""Parameters that a loss trains: those of the model; an error names others that it reaches and are not declared."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Trainer(AttributeHints):
                a tuple, list or dict of values, which a loss function gets as they are
     loss       "cross_entropy", "mse", "mean", "sum", or a function (see gradloom.train.losses.loss_pair); by default
                the marked losses of a gl.Graph (gl.set_loss), which add up, else "cross_entropy"
-    optimizer  AdamW() when not given; one with parameters trains only those, and its own state goes on
+    optimizer  AdamW() when not given; one with parameters trains only those, and keeps its state
     build      "forward": losses only; "grad": gradients into accumulators, no update; "opt": the whole step
     accumulate micro-batches per optimiser step
     dynamic    the model's graph may change from call to call: it is built each time, and compiled once for each
@@ -98,14 +98,14 @@ class Trainer(AttributeHints):
 
     A model that is a Module may change between passes (run_rows, epoch) and calls of step: before each the trainer sees
     which modules and parameters there are, their modes and trainable, and their attributes: numbers, strings, None, and
-    tuples, lists, sets and dicts of such by what they hold, other objects (arrays, functions) by which object it is.
-    What differs is built and compiled anew, and used again when it changes back; parameters that are new join the
+    tuples, lists, sets and dicts of such by content, other objects (arrays, functions) by identity.
+    A changed model is built and compiled anew, and reused when it changes back; parameters that are new join the
     optimiser, those that are gone leave it. It does not see into objects (an array that is written, a field of a
     configuration), nor what a function (as a model or loss) reads from elsewhere, nor what forward itself sets: for
     those dynamic=True. With ranks a change must be made on all of them, else TrainError.
 
-    What the loss reaches is trained, or declared frozen (by trainable=False, by freeze, or by an optimiser with other
-    parameters); a parameter that is neither is a GraphError when the step is built.
+    A parameter that the loss reaches is trained, or declared frozen (by trainable=False, by freeze, or by an optimiser
+    with other parameters); one that is neither is a GraphError when the step is built.
     """
 
     @paused()
@@ -239,7 +239,7 @@ class Trainer(AttributeHints):
         result: Result | None = None,
         backward: bool = True,
     ) -> Result:
-        """One micro-batch: forward, and with `backward` what `build` says. Every `accumulate`-th one updates.
+        """One micro-batch: forward, and with `backward` the rest of `build`. Every `accumulate`-th one updates.
 
         batch [rows, ...]; labels ids [rows] or rows of numbers; weights [rows]. Adds to `result` (a new one by default)
         and returns it. The weights may change; NonFiniteError leaves them as they were.
@@ -347,7 +347,7 @@ class Trainer(AttributeHints):
         self.cache.refresh(True)
         return self.driver.compiled_for(source, rows, True, True)
 
-    # ---- what was compiled -------------------------------------------------------------------------------
+    # ---- compiled steps ----------------------------------------------------------------------------------
 
     @property
     def compiled(self) -> list[CompiledBatch]:
@@ -381,7 +381,7 @@ class Trainer(AttributeHints):
         return [p.stored for p in self.optimizer_state.sums.values()]
 
     def written(self) -> list[Stored]:
-        """What the steps so far wrote of the model: its trained parameters and its running statistics."""
+        """Arrays of the model that the steps so far wrote: its trained parameters and its running statistics."""
         own = {p.stored for arrays in self.state.values() for p in arrays.values()}
         own |= {*self.accumulators, self.optimizer_state.weight.stored}
         if self.optimizer_state.average is not None:

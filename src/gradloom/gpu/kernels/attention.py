@@ -42,8 +42,8 @@ def _operands(q: Arg, k: Arg, v: Arg) -> dict[str, str]:
 
 
 def _rounds(tokens: int, d: int, heads: int = 1, weights: int = 0) -> int:
-    """Of the loops of a thread that walks over blocks of tokens, at most: the scores of a block, what it makes of them
-    (`weights` rounds) and the products with them, for some heads."""
+    """Maximum rounds of the loops of a thread over blocks of tokens: the scores of a block, the weights from them
+    (`weights` rounds) and the products with these, for some heads."""
     scores = 10 + 21 * -(-d // 16)
     return -(-tokens // BLOCK) * (34 + heads * (scores + weights + 37 * -(-min(d, PIECE) // 16)))
 

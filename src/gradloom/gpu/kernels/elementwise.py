@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..calls import Arg, Call, Dispatch, groups_for, joined, spread
 from .table import Rule, kernel
 
-# What each op makes of x (and y), as in csrc/kernels/elementwise.h; P0, P1: its attributes.
+# Each op as an expression of x (and y), as in csrc/kernels/elementwise.h; P0, P1: its attributes.
 UNARY = {
     "neg": "-x",
     "abs": "abs(x)",

@@ -20,7 +20,7 @@ LOGITS = 8 << 20  # numbers that a chunk's logits may be
 
 
 def _chunk(rows: int, classes: int) -> int:
-    """Rows of a chunk: as many whole tiles as there is room for."""
+    """Rows of a chunk: the most whole tiles that fit."""
     most = min(max(LOGITS // classes, 16), LONGEST)  # the sum of dw is over them
     return min(rows, most // 64 * 64 if most >= 64 else most)
 

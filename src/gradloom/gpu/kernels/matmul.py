@@ -63,7 +63,7 @@ def _product(call: Call) -> list[Dispatch]:
 
 
 def _finish(call: Call) -> str:
-    """What the sum z becomes, in WGSL."""
+    """The result from the sum z, in WGSL."""
     if call.node.op.name == "matmul_relu_back":
         return "select(0.0, z, at_3(at) > 0.0)"
     if call.node.op.name == "matmul":

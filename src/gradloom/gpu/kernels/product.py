@@ -86,14 +86,14 @@ class Tile:
         return storage <= limits.storage and threads <= min(limits.threads, limits.across) and kept <= NUMBERS
 
     def cost(self, m: int, n: int, slots: int) -> int:
-        """Of a step of K, in multiplications: of all workgroups, or of as many as an adapter runs at once."""
+        """Of a step of K, in multiplications: of all workgroups, or of those that an adapter runs at once."""
         across, down = self.cut(m, n)
         shared = SHARED * self.down * self.across * (self.height + self.width)
         one = self.tall * self.wide + shared + READ * (self.tall + self.wide)
         return one * max(across * down * slots, ENOUGH * THREADS // (self.down * self.across))
 
     def defines(self) -> dict[str, str]:
-        """What the sources replace; the loops over a thread's numbers are written out."""
+        """Definitions in the sources; the loops over a thread's numbers are unrolled."""
         numbers = "f32" if self.width == 1 else f"vec{self.width}<f32>"
         part = "" if self.width == 1 else "[{}]"
         loads = [
