@@ -151,7 +151,7 @@ class SaveOptions:
         "StopTraining, a loss that is not finite, or stop_after",
         Flag(
             "finetune",
-            "Folder for checkpoints, settings.toml, metrics.jsonl. [default: FILE.run beside --out]",
+            "Folder for checkpoints, settings.toml, metrics.jsonl. [default: FILE.run next to --out]",
             Place,
         ),
         saved=False,
