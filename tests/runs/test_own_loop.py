@@ -393,7 +393,7 @@ def test_what_a_loop_has_frozen_on_its_way_is_frozen_after_a_load(tmp_path: Path
 
 def test_a_step_is_given_once(tmp_path: Path) -> None:
     with gl.train.Checkpoint(tmp_path, net=nn.Linear(2, 2)) as checkpoint:
-        need = r"^Checkpoint\.save: step=5 beside step 1; need another name for the value$"
+        need = r"^Checkpoint\.save: step=5 together with step 1; need another name for the value$"
         with pytest.raises(gl.SettingError, match=need):
             checkpoint.save(1, step=5)
         with pytest.raises(gl.GradloomError, match="step"):

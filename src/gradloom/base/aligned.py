@@ -17,7 +17,7 @@ def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
 
 
 def aligned_zeros(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Zeros that start on a cache line; pages that nobody touches take no memory."""
+    """Zeros that start on a cache line; untouched pages take no memory."""
     return _aligned(np.zeros, shape, kind)
 
 

@@ -48,7 +48,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Described:
-    """A JSON object whose keys are taken one by one; `end` refuses keys that nobody took. All errors are DataErrors."""
+    """A JSON object whose keys are read one by one; `end` rejects unread keys. All errors are DataErrors."""
 
     def __init__(self, value: object, what: str) -> None:
         if not isinstance(value, dict):
@@ -61,15 +61,15 @@ class Described:
             raise DataError(f"{self._what}: key {next(iter(self._left))!r:.60} is not known")
 
     def names(self) -> list[str]:
-        """The keys that nobody has taken."""
+        """The unread keys."""
         return list(self._left)
 
     def has(self, key: str) -> bool:
-        """There is such a key, which nobody has taken."""
+        """Whether there is such a key, still unread."""
         return key in self._left
 
     def is_text(self, key: str) -> bool:
-        """There is such a key, which nobody has taken, and its value is a text."""
+        """Whether there is such a key, still unread, whose value is a text."""
         return isinstance(self._left.get(key), str)
 
     def text(self, key: str, among: tuple[str, ...] | None = None) -> str:

@@ -1,8 +1,8 @@
 """The locks of this process, and their state in a forked child.
 
-building   whoever records eager ops, draws parameters, calls code of the user's that builds a graph for a replica,
-           or imports a part of the package (gl.fit, gl.nn, ...)
-memory     whoever reads or writes stored arrays or the arena that CPU programs share: held from the copying of the
+building   held to record eager ops, draw parameters, call user code that builds a graph for a replica,
+           or import a part of the package (gl.fit, gl.nn, ...)
+memory     held to read or write stored arrays or the arena that CPU programs share: from the copying of the
            inputs to the end of one native call (0.2 s at most, or one step), never while a listener is called
 
 Both are reentrant. Who takes both takes `building` first; who holds `memory` takes no other lock but that of a GPU
@@ -77,4 +77,4 @@ class Claim:
             self._holder.pop("by", None)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Claim, (self.what, self.need)  # a copy is nobody's
+        return Claim, (self.what, self.need)  # a copy is held by no thread

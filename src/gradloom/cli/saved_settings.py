@@ -50,7 +50,7 @@ def _read_of(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 class Inputs:
-    """The files that a run reads, by the name of their setting: their digests are taken by a thread beside its work.
+    """The files that a run reads, by the name of their setting: a background thread computes their digests.
 
     To be asked for before the training: what cannot be read is an error, and no run is without them.
     """

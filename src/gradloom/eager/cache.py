@@ -77,7 +77,7 @@ def _frozen(attrs: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 class _Held(weakref.ref[Node]):
-    """A reference to a node; the cache lets go of a node that nobody else holds."""
+    """A reference to a node; the cache drops a node without other references."""
 
     __slots__ = ("key", "nodes")
     key: Hashable

@@ -370,7 +370,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         return reached
 
     def _refuse_untrained(self, what: str) -> None:
-        """GradientError for a gradient of a parameter that no optimiser was made with: nobody would train it. One of
+        """GradientError for a gradient of a parameter without an optimiser: it would not be trained. One of
         another optimiser is fine: several may share the gradients."""
         missing = [p for p in self if isinstance(p, Parameter) and p.trainable and not p.stored.has_optimizer]
         if missing:

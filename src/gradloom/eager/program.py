@@ -25,7 +25,7 @@ from .options import DEFAULTS, TapeOptions
 from .tensors import Numbers
 
 LARGE_RECORD = 4096  # bytes of a run's outputs from which on small ones are copied out of it
-KEPT_BYTES = 4096  # of an output that stays on its device until somebody looks
+KEPT_BYTES = 4096  # of an output that stays on its device until it is read
 _FORMATS = {"f32": "f4x", "i32": "i4x", "i64": "q"}  # settings: words of 8 bytes
 
 

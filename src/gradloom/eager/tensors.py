@@ -1,4 +1,4 @@
-"""Tensor: a value that is computed when somebody looks at it; gl.tensor.
+"""Tensor: a value that is computed when it is read; gl.tensor.
 
 A trace (trace.py) records operations on tensors. A tensor reaches it through `Tensor.recorder`."""
 
@@ -207,7 +207,7 @@ def numbers(data: Any, dtype: str | DType | None = None) -> Tensor:
 
 
 def given(array: np.ndarray, kind: DType) -> Tensor:
-    """A tensor that holds this array, which nobody else writes."""
+    """A tensor that holds this array, which has no other writer."""
     made = new_tensor(Tensor)
     made.trace = made.symbol = made.error = None
     made.data, made.shape, made.dtype = array, array.shape, kind

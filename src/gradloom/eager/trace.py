@@ -271,7 +271,7 @@ class Trace:
     # ---- computing -------------------------------------------------------------------------------------------
 
     def alive(self) -> list[Tensor]:
-        """The tensors that somebody may still look at and that are not computed; pending holds them alone then."""
+        """The tensors that are still referenced and not computed; pending holds only these afterwards."""
         alive = [
             t
             for r in self.pending
@@ -325,8 +325,8 @@ class Trace:
             self._compute(alive)
 
     def remember(self, computed: Sequence[Tensor]) -> None:
-        """These need not be computed again for a look at what depends on them: for as long as somebody holds them, and
-        until the next look in any case, so that a loop that looks computes one iteration at a time."""
+        """Keep these values for reads of tensors that depend on them: as long as they are referenced, and
+        at least until the next read, so that a loop with reads computes one iteration at a time."""
         if self.known is None:
             self.known = weakref.WeakValueDictionary()
         self.known.update((t.symbol, t) for t in computed)

@@ -1,6 +1,6 @@
 """Writing files so that each is either complete or as it was before, and several of a folder change at one moment.
 
-A file is written under a temporary name beside its place and moved there. Several files of a folder (`together`) are
+A file is written under a temporary name next to its target and moved there. Several files of a folder (`together`) are
 written so, and then a commit file names all the moves (commit.py). The next writer or reader (`read_together`) of the
 folder finishes an interrupted change; a reader that cannot reads the new files under their temporary names.
 """
@@ -59,8 +59,8 @@ _one_change = threading.RLock()  # threads of this process change folders one af
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str], needed_bytes: int | None = None) -> Iterator[Path]:
-    """Yield the path of a new temporary file beside `path`; it takes the place of `path` when the block ends well (in a
-    block of `together`: when that one ends well).
+    """Yield the path of a new temporary file next to `path`; it replaces `path` when the block ends without an error
+    (in a block of `together`: when that one does).
 
     Whatever goes wrong in the block (a full disk, Ctrl-C), the temporary file is removed and `path` stays as it was.
     An OSError becomes a FileError; so does a `path` that is no regular file (a device, a named pipe), which stays.
@@ -197,8 +197,8 @@ def claim(
     this folder that this process has already will do.
 
     FileError at once when another run is at it, and for a file that cannot be replaced, such as a link in the folder.
-    The folder (of the file) is made where there is none, also when somebody removes it before the end. Temporary files
-    of writers that were killed are removed.
+    The folder (of the file) is created if it is missing, also if it is removed before the end. Temporary files of
+    killed writers are removed.
     """
     if not is_folder and Path(path).parent.is_dir():
         check_target(path)
@@ -264,14 +264,14 @@ def _remove_left(folder: Path) -> None:
 
 
 def remove_parts(folder: str | os.PathLike[str]) -> None:
-    """Remove the temporary files of writers that were killed, in a folder that nobody else writes into now. A folder of
-    a run that is a link is left alone."""
+    """Remove the temporary files of killed writers, in a folder without other writers now. A folder of a run that is a
+    link is left alone."""
     _remove_abandoned(Path(folder))
 
 
 def _remove_abandoned(path: Path, target: str | None = None) -> None:
-    """Remove the temporary files of writers that were killed: those that nobody holds locked, and that are no part of a
-    change which is made and not carried out yet. target: of this file alone."""
+    """Remove the temporary files of killed writers: those that are not locked, and no part of a committed change that
+    is not carried out yet. target: of this file alone."""
     with contextlib.suppress(OSError, FileError), opened_if_there(path) as folder:
         if folder is None:
             return

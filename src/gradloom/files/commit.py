@@ -53,8 +53,8 @@ def real(path: str | os.PathLike[str]) -> Path:
 
 
 def make_part(target: Path) -> tuple[int, Path]:
-    """(open file, path) of a new temporary file beside the file that it is to become, locked: who finds it unlocked
-    knows that its writer is gone."""
+    """(open file, path) of a new temporary file next to its target, locked: an unlocked one is abandoned by its
+    writer."""
     handle, name = tempfile.mkstemp(prefix=PART, suffix=f".{name_within(target.name)}", dir=target.parent)
     try:
         try_lock(handle)
@@ -120,8 +120,8 @@ def _carry_out(folder: Path, moves: Moves) -> None:
 
 
 def resume(folder: Path) -> None:
-    """Carry out the change that the commit file names, as far as it was cut off; under the folder's lock. Where
-    somebody has put other files in the place of those that it replaces, theirs count, and the change is dropped."""
+    """Finish an interrupted change that the commit file names; under the folder's lock. If the files to be replaced
+    were changed since, they are kept, and the change is dropped."""
     moves = moves_of(folder)
     if moves is None:
         return
@@ -178,11 +178,11 @@ def _is_move(name: str, move: Move) -> bool:
 
 def _check_owners(folder: Path, owner: int, moves: Moves) -> None:
     """FileError unless commit file and new files are this user's, root's, or of the owner of the file that is replaced:
-    in a folder where everybody may write (/tmp), nobody replaces files of another by leaving a change there."""
+    in a world-writable folder (/tmp), no user can replace files of another by leaving a change there."""
     for name, move in moves.items():
         target = folder / name
         replaced = _user_of(target)
-        if replaced is None:  # whoever made the new file beside it may give it that name
+        if replaced is None:  # the owner of the new file may give it that name
             continue
         for seen, file in ((owner, folder / COMMIT), (_user_of(folder / move.part), folder / move.part)):
             if seen not in (None, 0, os.geteuid(), replaced):

@@ -60,7 +60,7 @@ PLAIN: dict[str, np.dtype] = {
     "i64": np.dtype("<i8"),
 }
 NO_WEIGHTS = ("f64", "i8", "i16", "i32", "i64")  # kinds that no weight has: llama.cpp computes with none of them
-# bytes of a block at which an f16 lies that scales it or is added to it; kinds whose scales are no f16 are not there
+# offsets of the f16 scales and minimums in a block; kinds whose scales are no f16 are missing
 _SCALES: dict[str, tuple[int, ...]] = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q8_1": (0, 2), "q2_k": (80, 82),
     "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq2_xxs": (0,), "iq2_xs": (0,), "iq3_xxs": (0,),

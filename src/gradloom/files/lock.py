@@ -30,7 +30,7 @@ _NAME_BYTES = 100  # of an output's name, within the name of another file
 
 
 def lock_file(output: Path, is_folder: bool) -> Path:
-    """The lock of an output: in a folder, or beside a file."""
+    """The lock of an output: in a folder, or next to a file."""
     return output / ".gradloom.lock" if is_folder else output.parent / f".gradloom.{name_within(output.name)}.lock"
 
 
@@ -80,15 +80,15 @@ def locked(
             handle = _held.pop(path, None)
             if handle is not None:  # else this is a child of the process that has locked it
                 with contextlib.suppress(OSError):
-                    if _is_same(handle, path):  # else somebody has removed it, and it may be another run's by now
+                    if _is_same(handle, path):  # else it was removed, and it may be another run's by now
                         path.unlink()  # while it is locked: who has opened it meanwhile finds out, and opens the next
                 os.close(handle)
                 _remove_folders(missing)
 
 
 def renew(shown: str | os.PathLike[str], output: Path, is_folder: bool) -> bool:
-    """Whether this process holds the lock of an output. Where somebody has removed the lock file, as with the whole
-    folder, it is locked anew, and the folder is made again; FileError when another run was there first."""
+    """Whether this process holds the lock of an output. If the lock file was removed, as with the whole
+    folder, it is locked anew, and the folder is created again; FileError when another run was there first."""
     path = lock_file(output, is_folder)
     with _guard:
         handle = _held.get(path)
@@ -171,7 +171,7 @@ def is_locked(output: Path, is_folder: bool) -> bool:
 
 
 def remove_left_lock(path: Path) -> None:
-    """Remove the lock file of a run that was killed; one that somebody holds stays."""
+    """Remove the lock file of a run that was killed; one that is held stays."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
         try:

@@ -46,7 +46,7 @@ count from the argument's first one, whatever its dtype:
                             vec2<u32> (low, high) for i64
     set_k(e, v)             writes f32, i32, i64 (vec2<u32>), one element
     base_k()                the 32-bit word at which it begins, counted from the first piece that it spans
-    get_k(w), put_k(w, v)   word base_k() + w, as u32; in whichever piece it lies
+    get_k(w), put_k(w, v)   word base_k() + w, as u32, in any piece
     byte_k()                how many bytes behind the start of its first word it begins (0 but for dtypes of less than
                             4 bytes and quantised ones)
     put_part_k(w, v, mask)  writes the bits of mask of a word: what 16-bit and 8-bit results need at their ends

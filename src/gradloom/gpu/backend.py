@@ -152,7 +152,7 @@ class GpuExecutable(PlannedExecutable):
         self._lay_out_records()
 
     def _lay_out_records(self) -> None:
-        """Where each output of a step lies in its record; how many steps go in one submission."""
+        """Set the offset of each output of a step in its record, and the steps of a submission."""
         made = Records(self.plan, self.layout, self.device.binding_bytes, self._least)
         self._recorded, self._kept, self.output_starts = made.recorded, made.kept, made.starts
         self._stride, self._row_bytes = made.stride, made.row_bytes
@@ -398,7 +398,7 @@ class GpuExecutable(PlannedExecutable):
                 raise self._error(0, status)
 
     def bytes_of(self, segment: int, offset: int, size: int) -> np.ndarray:
-        """What lies at a place of the plan now: u8 [size]."""
+        """Present bytes at a place of the plan: u8 [size]."""
         key, start = self.layout.place(segment, offset)
         with self.device_held():
             return read(self.layout.memories[key], start, size)

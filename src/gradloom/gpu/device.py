@@ -62,7 +62,7 @@ def _no_display() -> Iterator[None]:
 def adapters() -> tuple[Any, ...]:
     """The adapters of this machine, hardware first; one per piece of hardware. BackendError without wgpu or adapter."""
     wgpu = _wgpu()
-    with contextlib.suppress(Exception):  # too late where somebody else uses wgpu in this process: then all are asked
+    with contextlib.suppress(Exception):  # too late if wgpu is already in use in this process: then all are queried
         from wgpu.backends.wgpu_native.extras import set_instance_extras
 
         set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
@@ -114,13 +114,13 @@ class Gpu:
     """An adapter in use. All programs on it share its arena (program.py) and the copies of stored arrays (stored.py).
 
     called: the name that `device=` takes. limits: the numbers that programs keep to. default_limits: ask for no more
-    than WebGPU promises everywhere. lock: of whoever loads, runs, uploads or downloads; who holds it takes no other
+    than WebGPU guarantees everywhere. lock: held to load, run, upload or download; its holder takes no other
     lock (base/locks.py).
     binding_bytes: of a buffer that kernels see, at most; a test asks for fewer than the adapter allows.
     workgroup: what a workgroup may have.
     subgroup: threads of a subgroup at least, whose numbers go from thread to thread; 0: it has none.
     tightest: the limit that a buffer has.
-    segments: buffers that a dispatch may touch beside `fixed` and the tape.
+    segments: buffers that a dispatch may touch in addition to `fixed` and the tape.
     rounds: limit of a thread's loops, all together; None: no limit.
     timestamps: whether it writes times; period: nanoseconds of a unit of these.
     """
@@ -163,7 +163,7 @@ class Gpu:
         self.forked = (
             False  # this process is a child of the one that uses it: the threads that wait for it are not here
         )
-        self.lost = False  # the driver took it away: whoever asks next gets another one
+        self.lost = False  # the driver took it away: the next caller gets a new one
         self.bytes = self.peak_bytes = 0  # of the buffers that are there now, and the most that were at once
         self._little: Any = None  # a buffer to wait with
         self._layouts: dict[int, tuple[Any, Any]] = {}

@@ -56,7 +56,7 @@ def piece_sizes(bytes: int, most: int) -> list[int]:
 
 
 def parts(offset: int, bytes: int, most: int) -> Iterator[Part]:
-    """What lies in each piece of a range; most: the bytes of a piece."""
+    """The part of a range in each piece; most: the bytes of a piece."""
     at = offset
     while at < offset + bytes:
         piece, begin = divmod(at, most)

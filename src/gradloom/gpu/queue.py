@@ -91,7 +91,7 @@ class GpuQueue(Queue):
     def __init__(self, loaded: Loaded) -> None:
         self.loaded, self.device = loaded, loaded.device
         self.staged: dict[Hashable, Staging] = {}
-        self.generation: object = None  # of the bind groups: with new ones the arena lies elsewhere
+        self.generation: object = None  # of the bind groups: with new ones the arena has moved
 
     def bring(self) -> None:
         self.loaded.copies.fetch(self.loaded.reads)

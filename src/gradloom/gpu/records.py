@@ -16,7 +16,7 @@ RECORD_BYTES = 1 << 20  # of one submission, unless one step has more
 
 
 class Records:
-    """Where each output of a step lies in its record, behind the status.
+    """Offset of each output of a step in its record, after the status.
 
     recorded: (memory's key, piece, its byte, the record's byte, bytes) of each copy; starts: the byte of each output;
     kept: (output, memory's key, its byte) of those that stay on the device; stride: bytes of a record; ahead: steps in

@@ -69,7 +69,7 @@ class Copies:
         self.kept: weakref.WeakSet[Any] = weakref.WeakSet()  # values of tapes (kept.py)
 
     def place(self, several: Iterable[Stored]) -> list[Copy]:
-        """Where each lies. Those that are new here get memory, which goes when they do."""
+        """The copy of each array. New ones get memory, which is freed with them."""
         several = list(several)
         for group, size in groups([s for s in several if s not in self._known], self.device.binding_bytes):
             largest = max(group, key=lambda s: s.bytes)
@@ -130,7 +130,7 @@ def aligned(bytes: int) -> int:
 
 
 def groups(several: Iterable[Stored], binding_bytes: int) -> Iterator[tuple[list[Stored], int]]:
-    """(the arrays of a memory, its bytes): small ones lie side by side in one binding, a larger one lies alone."""
+    """(the arrays of a memory, its bytes): small ones share a binding, a larger one has its own."""
     most = min(POOL, binding_bytes)
     group, size = list[Stored](), 0
     for stored in dict.fromkeys(several):

@@ -106,7 +106,7 @@ def device_name(who: str, name: object) -> str:
 
 def device_there(who: str, name: object) -> str:
     """The same of a device that can compute here, as one of several. SettingError that names those that are there."""
-    # by name: what runs programs lies above what makes graphs, and is needed once a device is named
+    # by name: `run` is above `graph` in the order of imports, and is needed once a device is named
     check: Callable[[str, str], None] = import_module("gradloom.run.backend").need_there
     check(who, found := device_name(who, name))
     return found

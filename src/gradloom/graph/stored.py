@@ -56,7 +56,7 @@ def tell_before_writes(reader: Callable[[Iterable[Stored]], object], waits: Call
 
 
 def promise_write(stored: Stored, write: Callable[[], object]) -> None:
-    """An outstanding write: `write` is called before anybody else reads or writes the array; it calls keep_promise."""
+    """An outstanding write: `write` is called before any other access to the array; it calls keep_promise."""
     _promised[stored] = write
 
 
@@ -169,7 +169,7 @@ def copies(several: Iterable[Stored]) -> list[np.ndarray]:
     with held(listed):
         bring_home(listed)
         copied.update((s, s.read().copy()) for s in listed if s.role != "frozen")
-    for s in listed:  # nobody writes a frozen array: no lock is needed
+    for s in listed:  # a frozen array is never written: no lock is needed
         if s not in copied:
             copied[s] = dequantised(s._contents, s.dtype, s.shape) if s.dtype.is_quantised else s.read().copy()
     return [copied[s] for s in listed]
@@ -192,7 +192,7 @@ class Stored(Shaped):
     this among its parameters. serial: counts the arrays in the order in which they were made. Its memory is
     reached by `read` and `write`; of a quantised dtype it holds the bytes of the blocks. device: the device on which
     programs on several devices keep it, None where none was assigned. away: holds the newest
-    contents, when a program on another device has written them; whoever reads or writes the array here gets them first.
+    contents, when a program on another device has written them; an access to the array here copies them first.
     stack: its layout, where it holds several equal arrays.
 
     Contents that follow from a rule take no memory before somebody reads or writes them: those of `deferred`, and one
@@ -237,7 +237,7 @@ class Stored(Shaped):
         cls, name: str, shape: Sequence[int], make: Callable[[], np.ndarray] | None, kind: str | DType = "f32",
         role: Role = "state",
     ) -> Stored:  # fmt: skip
-        """An array whose contents `make` gives when somebody first reads it, under the lock of the memory.
+        """An array whose contents `make` returns at the first access, under the lock of the memory.
 
         What `make` gives is taken as the memory itself where it is of this dtype, aligned, without gaps and writable,
         else copied.
@@ -251,7 +251,7 @@ class Stored(Shaped):
 
     @classmethod
     def uninitialised(cls, name: str, shape: Sequence[int], role: Role) -> Stored:
-        """An f32 array whose first numbers somebody is still to write."""
+        """An f32 array whose first numbers are not written yet."""
         stored = cls.deferred(name, shape, None, role=role)
         stored.device = current_device()
         return stored

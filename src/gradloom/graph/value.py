@@ -146,7 +146,7 @@ class Value(Shaped, AttributeHints):
         return self.node.name
 
     def carry(self, *updates: Value) -> None:
-        """Updates that belong to whoever computes this value (running statistics)."""
+        """Updates carried out with this value (running statistics)."""
         self.node.effects = updates
 
     @property

@@ -70,7 +70,7 @@ class MemoryPlan:
     inputs         the rows of the data (of plan, one batch), constants and settings; the cache of sampled texts
     arena          activations, gradients and workspace of the largest step, all of them in one block
     scratch        of each thread; threads: how many; steps: instructions of the largest step
-    process        what surrounds them: graphs, plans and bytecode of all steps, the scratch of those beside the
+    process        overhead: graphs, plans and bytecode of all steps, the scratch of all but the
                    largest, the rest of huge pages, the tokenizer
     lower_bound    the most bytes of the arena that are alive at once
     unshared       the arena if no two buffers shared bytes
@@ -382,7 +382,7 @@ def _here(plan: Plan | Schedule) -> Plan:
 
 
 def _process_bytes(plans: Sequence[Plan], largest: Plan, on_device: bool) -> int:
-    """What compiled steps take beside the arena and the scratch of the largest one."""
+    """Memory of compiled steps in addition to the arena and the scratch of the largest one."""
     arena = max(p.bytecode.arena_bytes for p in plans)
     steps = sum(len(p.order.steps) for p in plans)
     scratch = sum(-(-p.bytecode.scratch_bytes * p.threads // HUGE) * HUGE for p in plans)

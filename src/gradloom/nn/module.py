@@ -347,7 +347,7 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
     def _path_to(self, module: Module) -> str:
         """The path from this module to one below it, "" for a module from elsewhere."""
         cached = self._paths_below.get(module) if self._paths_at is _changes else None
-        if cached is None or not _is_unchanged(cached[1]):  # a list or dict may have changed, which nobody notes
+        if cached is None or not _is_unchanged(cached[1]):  # a list or dict may have changed unnoticed
             self._paths_below, self._paths_at = self._modules_below((self,)), _changes
             cached = self._paths_below.get(module)
         return "" if cached is None else cached[0]

@@ -48,7 +48,7 @@ def heading(module: Any) -> str:
 
 
 def arguments_of(module: Any) -> dict[str, Any]:
-    """Its arguments; none of a layer that is not made yet, or whose attributes somebody has changed to others."""
+    """Its arguments; empty for a layer that is not built yet, or whose attributes were replaced."""
     try:
         return dict(module.arguments())
     except (AttributeError, TypeError, ValueError):

@@ -49,7 +49,7 @@ class Average:
         return ops.average(constant(np.float32(self.decay)), *pairs)
 
     def of(self, p: Parameter) -> Parameter:
-        """The mean of a parameter; one that is new is the weight as it is when somebody first needs it."""
+        """The mean of a parameter; of a new one, the weight at the first access."""
         if p.stored not in self.arrays:
             make = partial(_copy, p.stored)
             self.arrays[p.stored] = stored_value(Stored.deferred(f"{p.stored.name}.ema", p.shape, make))

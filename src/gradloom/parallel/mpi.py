@@ -6,8 +6,8 @@ MPI moves the numbers; this file makes sure that every wait ends. Three things w
   does it wait, and in which call. A rank without a sign of life for `timeout` seconds is named and ends all.
 - A rank that fails notifies the others at once; they raise from the call they wait in. When the program
   ends, all wait until the others have ended their work (rank 0 may still be saving), then end together.
-- Launchers kill all ranks when one was killed, without saying which. So beside the ranks of a machine stands a small
-  process that nobody waits for. Each rank holds a pipe to it; it names the rank whose pipe closes first.
+- Launchers kill all ranks when one was killed, without naming it. So the ranks of a machine have a small helper
+  process. Each rank holds a pipe to it; it names the rank whose pipe closes first.
 
 All calls to MPI that could wait are non-blocking ones: while one is outstanding, its rank looks at all this.
 """
@@ -53,7 +53,7 @@ class MpiRank(Communicator):
         self._failure: tuple[int, str] | None = None
         self._own_error: BaseException | None = None  # the failure of this rank itself
         self._kept: list[Any] = []  # buffers that MPI may still write to
-        self._sent: list[tuple[Any, bytes]] = []  # messages beside the numbers, on their way
+        self._sent: list[tuple[Any, bytes]] = []  # control messages on their way
         self._lock = threading.RLock()  # a signal handler may come in between
         self._states = [RankState() for _ in range(self.size)]
         self._listened = time.monotonic()  # time of the last look for messages
@@ -224,7 +224,7 @@ class MpiRank(Communicator):
         if (stop := _interrupt(self._failure[1])) is not None:
             if not self._interrupted:
                 self._interrupted = True
-                time.sleep(0.5)  # mpiexec interrupts all: let it come now, and not while somebody saves
+                time.sleep(0.5)  # mpiexec interrupts all: let it come now, and not during a save
             raise stop
         raise TrainError(self._sentence())
 

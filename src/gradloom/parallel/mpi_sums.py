@@ -46,7 +46,7 @@ class OrderedSum(Reduction):
         self._total = np.empty(end - begin, np.float32)
         room = min(self._bucket, end - begin)
         self._theirs = np.empty((2, ranks.size, room), np.float32)  # this bucket and the next
-        self._out: np.ndarray | None = None  # made when somebody asks for it
+        self._out: np.ndarray | None = None  # allocated at the first access
         self._nothing = np.empty(0, np.float32)
         ranks.check("the number of elements to add up", elements)
 

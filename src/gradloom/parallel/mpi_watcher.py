@@ -1,4 +1,4 @@
-"""The process beside the ranks of a machine that names the rank which was killed, as launchers do not."""
+"""A helper process for the ranks of a machine that names a killed rank, as launchers do not."""
 
 from __future__ import annotations
 

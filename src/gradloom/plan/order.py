@@ -58,7 +58,7 @@ def linear_order(laid: Laid) -> Order:
 
 
 def is_absent(value: Value, laid: Laid) -> bool:
-    """An optional output that nobody reads gets no bytes, nor does an update of an input that was not given."""
+    """An unread optional output gets no bytes, nor does an update of an input that was not given."""
     op = value.node.op
     slot = op.slot(op.outputs, value.index)
     if op.updates and slot.name in op.updates:

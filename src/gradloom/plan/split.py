@@ -103,7 +103,7 @@ class _Splitter:
         return self.parts.setdefault(name, _Cut())
 
     def where(self, value: Value) -> str | None:
-        """The device of a value; None for a leaf that every device has, and for views of it that nobody placed."""
+        """The device of a value; None for a leaf that all devices have, and for its views without a device."""
         node = value.node
         if node.op.leaf:
             return self.homes.get(node)

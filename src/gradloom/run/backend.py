@@ -249,7 +249,7 @@ def device_bytes(name: str, plans: Sequence[Plan | Schedule], switches: Switches
 
 
 def device_of(plans: Sequence[Plan | Schedule], default: str) -> str:
-    """The device beside the CPU that these programs run on, the first where there are several; the default is that of
+    """The device other than the CPU that these programs run on, the first of several; the default is that of
     plans for one device, and of no plans."""
     names = [name for p in plans for name in ([p.device or default] if isinstance(p, Plan) else p.parts)]
     return next((name for name in names or [default] if is_device(computing(name))), "cpu")
@@ -262,7 +262,7 @@ def computing(name: str) -> str:
 
 
 def is_device(name: str) -> bool:
-    """Whether the name is that of a device beside the CPU: "gpu", "gpu:1"."""
+    """Whether the name is that of a device other than the CPU: "gpu", "gpu:1"."""
     return name.partition(":")[0] in LATE
 
 

@@ -220,7 +220,7 @@ class RunFolder:
         """Before the files of a checkpoint: where its manifest is, run.json and the settings are, too. Where they
         cannot be written the checkpoint is saved anyway, and `_saved` reports the reason."""
         with contextlib.suppress(OSError, FileError, MemoryError):
-            self._marked = self._marked and (self._place / "run.json").exists()  # not where somebody removed the folder
+            self._marked = self._marked and (self._place / "run.json").exists()  # not if the folder was removed
             self._mark()
 
     def _write(self) -> None:

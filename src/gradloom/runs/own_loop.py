@@ -227,7 +227,9 @@ class Checkpoint:
         """
         if step is not None and "step" in values:
             value = one_line(values["step"])
-            raise SettingError(f"Checkpoint.save: step={value} beside step {step}; need another name for the value")
+            raise SettingError(
+                f"Checkpoint.save: step={value} together with step {step}; need another name for the value"
+            )
         step = as_whole("step", values.pop("step", None) if step is None else step, 0)
         if self._run is None:
             self._run = self._begin(resume=False)

@@ -288,7 +288,7 @@ def read_model(path: str | os.PathLike[str]) -> Model | Module:
         raise FileError(f"{where}: holds arrays but no model of gradloom; need a file that gl.save wrote ({hint})")
     arrays, metadata = load_arrays(where)
     try:
-        read = _described(metadata.get(DESCRIPTION, ""), arrays)  # "": somebody replaced the file meanwhile
+        read = _described(metadata.get(DESCRIPTION, ""), arrays)  # "": the file was replaced meanwhile
     except GradloomError as error:
         raise FileError(f"{where}: its description is damaged ({error}); train and save it again") from None
     if isinstance(read, str):

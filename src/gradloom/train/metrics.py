@@ -26,7 +26,7 @@ _TAKEN = ("loss", "accuracy", "grad_norm", "skipped", "lr", "epoch", "step", "se
 
 
 class Metric:
-    """A number that is measured beside the loss: gl.fit(metrics={"mae": Metric(function)}), or the function alone.
+    """A number measured in addition to the loss: gl.fit(metrics={"mae": Metric(function)}), or the function alone.
 
     function  (outputs, labels), or (outputs, labels, weights) with the row weights of the data, None where there are
               none. By default it gets values of a graph and gives a value per row, f32 [rows], or a pair
@@ -141,7 +141,7 @@ EMPTY = MetricLayout((), (), None, 0)
 
 @dataclass(frozen=True)
 class Measures:
-    """What a Result measures beside the loss: metrics, and whether it keeps the model's outputs."""
+    """Measurements of a Result in addition to the loss: metrics, and whether it keeps the model's outputs."""
 
     metrics: tuple[tuple[str, Metric], ...] = ()
     outputs: bool = False

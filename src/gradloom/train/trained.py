@@ -23,7 +23,7 @@ def reached_parameters(total: Value) -> list[Parameter]:
 
 
 def refuse_untrained(who: str, total: Value, reached: Sequence[Parameter], known: Collection[Stored]) -> None:
-    """GraphError naming a parameter beside `known` for which the loss has a gradient: nobody would train it.
+    """GraphError naming a parameter not in `known` for which the loss has a gradient: it would not be trained.
     reached: the loss's `reached_parameters`."""
     others = [p for p in reached if p.stored not in known]
     if not others:

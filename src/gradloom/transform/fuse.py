@@ -42,7 +42,7 @@ class Pattern:
 
 
 class _Fuser:
-    """Applies the patterns of a stage wherever the inner node is used by nobody who still needs its value."""
+    """Applies the patterns of a stage wherever the inner node has no other reader of its value."""
 
     def __init__(self, program: Program, patterns: Sequence[Pattern]) -> None:
         self.patterns: dict[str, list[Pattern]] = {}

@@ -157,7 +157,7 @@ class _Joiner:
             for value in node.inputs:
                 if value is not None and node.op.name == "add":
                     self.inner.setdefault(value, []).append(node.outputs[0])
-        # A sum is written down where somebody reads it who is no larger sum of pads.
+        # A sum is materialised if it has a reader that is no larger sum of pads.
         self.ends |= {v for v, sums in self.inner.items() if any(s not in self.pieces for s in sums)}
         self.ends &= self.pieces.keys()
         self.pieces.clear()

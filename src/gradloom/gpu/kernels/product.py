@@ -19,11 +19,11 @@ DEPTH = 16  # of K through workgroup memory at once: wgsl/product.wgsl
 ENOUGH = 32  # workgroups that keep an adapter busy: with fewer, K is shared out
 LEAST = 256  # of K in a share
 NUMBERS = 32768  # that the threads of a workgroup keep: half of what a multiprocessor has room for
-SHARED, READ = 2, 8  # what reading a number from workgroup memory, from memory costs beside a multiplication
+SHARED, READ = 2, 8  # cost of reading a number from workgroup memory, from memory, in multiplications
 
 
 def element(arg: Arg, k: int, rounded: bool = False) -> str:
-    """WGSL of number e of argument k; rounded: to bf16, as operands beside one of bf16 are."""
+    """WGSL of number e of argument k; rounded: to bf16, as operands of a product with a bf16 operand."""
     assert arg.dtype is not None
     text = f"{arg.dtype.name}(e)" if arg.dtype.is_quantised else f"at_{k}(e)"
     return f"from_bf16(bf16_bits({text}))" if rounded and arg.dtype is not bf16 else text
@@ -112,7 +112,7 @@ class Tile:
         }  # fmt: skip
 
 
-SPARE = 64  # bytes of workgroup memory that a kernel may want beside its tile
+SPARE = 64  # bytes of workgroup memory that a kernel may need in addition to its tile
 # Few, as each is a kernel to compile. The last ones are for adapters that allow more than WebGPU promises everywhere.
 TILES = (
     Tile(16, 16, 1, 1), Tile(16, 16, 2, 2), Tile(16, 16, 4, 2), Tile(16, 16, 4, 4), Tile(16, 16, 8, 4),

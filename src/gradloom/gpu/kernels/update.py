@@ -1,5 +1,5 @@
 """The end of a step: rules of optimisers, sums, averages, the norm of the gradients and the guard. One dispatch per
-group of arrays; what a rule writes lies where its input does."""
+group of arrays; a rule writes in place."""
 
 from __future__ import annotations
 
