@@ -186,8 +186,9 @@ def _load_safetensors(
             inner = parse_object(metadata["gradloom"], "its metadata")
         except DataError as error:
             raise FileError(f"{path}: {_one_line(error)}; write it again") from None
-        if not all(isinstance(v, str) for v in inner.values()):
-            raise FileError(f"{path}: its metadata is damaged; write it again")
+        for key, value in inner.items():
+            if not isinstance(value, str):
+                raise FileError(f"{path}: its metadata {key!r:.60} is no text; write it again")
         metadata = inner
     return arrays, metadata
 
