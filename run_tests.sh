@@ -14,11 +14,16 @@ case $mode in
 esac
 py=.venv/bin/python
 
-section() {  # NAME COMMAND...
-  local name=$1 begin=$SECONDS
+failed=
+section() {  # NAME COMMAND...; one that fails does not keep the others from being run
+  local name=$1 begin=$SECONDS code
   shift
   echo "== $name"
-  "$@"
+  set +e
+  (set -e; "$@")
+  code=$?
+  set -e
+  [ $code = 0 ] || failed+="  $name"$'\n'
   echo "== $name: $((SECONDS - begin)) s"
 }
 
@@ -53,10 +58,12 @@ under_switch() {  # one suite, many configurations: plans and kernels must not c
   rm -f .ci-debug.log
 }
 
-section "set up" set_up
+echo "== set up"
+set_up
 if [ "$mode" = --full ]; then
-  section "software Vulkan" software_gpu
+  software_gpu
 fi
+echo "== set up: $SECONDS s"
 jobs=$($py -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
 
 case $mode in
@@ -92,4 +99,9 @@ if [ "$mode" = --full ]; then
   done
   section "sanitizers" bash tests/sanitize.sh
   section "allocations that fail" bash tests/faults.sh -k native
+fi
+
+if [ -n "$failed" ]; then
+  printf 'FAILED:\n%s' "$failed"
+  exit 1
 fi

@@ -32,13 +32,18 @@ struct RowStats {
     }
     for (int k = 0; k < count; k++) {
       const float* p = x + k * n;
-      const F m = F::set1(mean[k]);
-      const Sums s = row_sums_of(n, [&](int64_t i, auto t, F& a, F& b) {
-        const F d = row_load(p + i, t) - m;
-        a += d;
-        b = mul_add(d, d, b);
-      });
-      const double rest = s.a * share, variance = s.b * share - rest * rest;
+      double rest, variance;
+      for (bool again = false;; again = true) {
+        const F m = F::set1(mean[k]);
+        const Sums s = row_sums_of(n, [&](int64_t i, auto t, F& a, F& b) {
+          const F d = row_load(p + i, t) - m;
+          a += d;
+          b = mul_add(d, d, b);
+        });
+        rest = s.a * share, variance = s.b * share - rest * rest;
+        if (again || !(variance < 1e-6 * rest * rest)) break;
+        mean[k] = static_cast<float>(mean[k] + rest);  // a row that is constant, or nearly: variance was rounding alone
+      }
       off[k] = static_cast<float>(rest);
       inverse[k] = static_cast<float>(1.0 / __builtin_sqrt((variance < 0 ? 0 : variance) + eps));
     }

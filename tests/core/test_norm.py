@@ -175,6 +175,19 @@ def test_batch_norm_of_a_variance_that_f32_does_not_hold(isa, shape):
 
 
 @pytest.mark.parametrize("isa", isas())
+def test_layer_norm_of_constant_rows(isa):
+    """Their variance is 0, whatever the rounding of their sums: y is 0, and dx is g - mean(g) over sqrt(eps)."""
+    for width in (3, 49, 98, 107, 161, 237, 249, 1000):
+        for number in (0.1, -123.456, 1e10, 3.3e15, -7.77e17):
+            x = np.full((3, width), number, np.float32)
+            g = some(x.shape)
+            (y,) = run("layer_norm", [x], [("f32", x.shape)], [EPS], isa=isa)
+            (dx,) = run("layer_norm_back", [g, x], [("f32", x.shape)], [EPS], isa=isa)
+            assert not y.any(), (width, number)
+            near(dx, (g - g.mean(axis=1, keepdims=True, dtype=np.float64)) / np.sqrt(EPS))
+
+
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("width", [64, 576, 5000])
 def test_layer_norm_far_from_zero(isa, width):
     """Rows at 1e4 with a spread of 1: f32's own rounding of the inputs is in x already, no more may be added."""

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from gradloom.base.errors import DataError, DTypeError, SettingError, ShapeError
+from gradloom.base.errors import DataError, DTypeError, IndexOutOfRange, SettingError, ShapeError
 from gradloom.data import DataLoader, Dataset, split_rows
 from tests.refused import refused
 
@@ -16,6 +16,21 @@ def rows_of(batch):
 
 def numbered(n, shard_size=1, **more):
     return Dataset(np.arange(n, dtype=np.float32)[:, None], shard_size=shard_size, **more)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [("?", "u1"), ("i2", "i4"), ("u2", "i4"), ("u4", "i8"), ("u8", "i8"), (">i4", "i4"), (">f4", "f4"), (">f8", "f8")],
+)
+def test_other_numbers_are_widened(dtype, kept):
+    data = np.array([[0, 1], [1, 0]], dtype)
+    if data.dtype.kind in "iu":
+        data[0, 0] = min(np.iinfo(dtype).max, np.iinfo("i8").max)
+    dataset = Dataset(data, [0, 1])
+    assert dataset.data.dtype == np.dtype(kept) and np.array_equal(dataset.data, data)
+    assert np.array_equal(dataset.batch(0, 2).data, data.astype("f4"))
+    with pytest.raises(IndexOutOfRange, match="data: 18446744073709551615 at position 1 is out of range"):
+        Dataset(np.array([[0], [2**64 - 1]], "u8"))
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "i4", "i8", "f2", "f4", "f8"])
@@ -145,7 +160,7 @@ def test_an_id_for_each_position():
         (lambda: Dataset(np.array([[1, 2], [3]], object)), DTypeError, "data: dtype object, a list at [0]"),
         (lambda: Dataset(np.zeros((2, 1)), np.array([0, None], object)), DTypeError, "a NoneType at [1]"),
         (lambda: Dataset({"a": [1, 2]}), ShapeError, "data: a dict; need an array"),
-        (lambda: Dataset(np.zeros((2, 1), "c8")), DTypeError, "data: dtype complex64; must be uint8 int8"),
+        (lambda: Dataset(np.zeros((2, 1), "c8")), DTypeError, "data: dtype complex64; must be one of "),
         (lambda: Dataset(np.zeros((2, 1)), [1]), ShapeError, "labels: 1 rows; need 2, one for each row of the data"),
         (lambda: Dataset(np.zeros((2, 1)), ["a", "b"]), DTypeError, "labels: dtype <U1; need whole-number class ids"),
         (lambda: Dataset(np.zeros((2, 1)), [0, -1]), DataError, "labels: id -1 in row 1; need ids of at least 0"),

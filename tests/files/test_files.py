@@ -132,7 +132,7 @@ def test_bad_files_have_names(tmp_path, name, content, message):
 def test_types_that_numpy_does_not_know(tmp_path):
     header = b'{"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}'
     (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(FileError, match=r"m.safetensors: array 'w' is F8_E4M3; must be F64 F32 F16 BF16 I64"):
+    with pytest.raises(FileError, match=r"m.safetensors: array 'w' is F8_E4M3; must be one of F64 F32 F16 BF16 I64"):
         load_arrays(tmp_path / "m.safetensors")
 
 

@@ -501,7 +501,7 @@ def test_strided_tensors_and_functions(tmp_path):
         ({}, {"a": np.zeros((1,) * 5)}, "tensor 'a' has 5 axes; a .gguf file takes 4"),
         ({}, {"a": np.zeros((2, 0))}, "tensor 'a' of shape [2, 0] is empty; a .gguf file needs elements"),
         ({}, {"a": np.zeros(1, "u1")}, "tensor 'a' is uint8; a .gguf file holds float32 float16 bfloat16 float64"),
-        ({}, {"a": ("q9_0", (1,), b"")}, "tensor 'a' is of type 'q9_0'; must be f32 f16 q4_0"),
+        ({}, {"a": ("q9_0", (1,), b"")}, "tensor 'a' is of type 'q9_0'; must be one of f32 f16 q4_0"),
         (
             {},
             {"a": ("q8_0", (2, 16), b"")},
@@ -533,10 +533,10 @@ def test_bad_files_are_not_written(tmp_path, fields, tensors, message):
         ("f32", "x", None, "metadata ['x']: does not fit f32"),
         ("string", 3, None, "metadata value 3 is int; need a text"),
         ("string", "\udc80", None, r"metadata value '\udc80' is no UTF-8 text (surrogates not allowed)"),
-        ("array", [1], "array", "metadata array of 'array': is not known; must be string, u8"),
+        ("array", [1], "array", "metadata array of 'array': is not known; must be one of string, u8"),
         ("array", [[1]], "u8", "metadata of kind u8 has 2 axes; need one"),
         ("array", ["a", 1], "string", "metadata value 1 is int; need a text"),
-        ("f16", 1, None, "metadata kind 'f16' is not known; must be u8, i8"),
+        ("f16", 1, None, "metadata kind 'f16' is not known; must be one of u8, i8"),
     ],
 )
 def test_bad_fields(kind, value, item, message):

@@ -100,3 +100,13 @@ def test_masked_arrays_are_not_saved(tmp_path):
 
 def test_an_array_without_a_masked_element_is_an_array():
     np.testing.assert_array_equal(gl.tensor(np.ma.masked_array(PLAIN)).numpy(), PLAIN)
+
+
+@pytest.mark.parametrize("numbers", [1e300, [0, -1e39], [3, 4e38]])
+def test_numbers_too_large_for_a_parameter_are_refused(numbers):
+    held = gl.parameter(np.zeros(np.shape(numbers)))
+    for call in (held.assign, gl.parameter):
+        with pytest.raises(gl.DTypeError, match="is too large for f32"):
+            call(numbers)
+    held.assign(np.full(np.shape(numbers), np.inf))  # infinite numbers stay what they are
+    assert np.isinf(held.numpy()).all()

@@ -157,14 +157,14 @@ def test_a_template_that_passes_its_limits_again_and_again_is_given_up(tmp_path,
 def test_long_chats_have_more_time(limits):
     """As many renderings as there are turns of the assistant, of ever more messages."""
     made = ChatTemplate(QWEN3, chatml())
-    limits(seconds=0.02, silence=1000.0, seconds_per_message=1e-3)
-    assert len(made.parts(CHAT * 20)) == 81
+    limits(seconds=0.02, silence=1000.0, seconds_per_message=0.1)
+    assert len(made.parts(CHAT * 60)) == 241
     limits(seconds=0.02, silence=1000.0, seconds_per_message=0.0)
     with pytest.raises(DataError, match="s of processor time"):
-        made.parts(CHAT * 20)
-    limits(seconds=0.02, silence=1000.0, seconds_per_message=1e-3, most_seconds=0.03)
+        made.parts(CHAT * 60)
+    limits(seconds=0.02, silence=1000.0, seconds_per_message=0.1, most_seconds=0.03)
     with pytest.raises(DataError, match="s of processor time"):
-        made.parts(CHAT * 20)
+        made.parts(CHAT * 60)
 
 
 def test_a_limit_is_the_chat_s_own(limits):

@@ -253,5 +253,5 @@ def _shown(agreement: dict[str, Any], preprocess: Preprocess) -> str:
     else:
         if n == 0:
             return f"no row has a {target!r}"
-        shown = f"R2 {agreement['r2']:.4f}, rmse {agreement['rmse']:.6g}"
+        shown = f"R2 {agreement['r2']:.6g}, rmse {agreement['rmse']:.6g}"
     return f"{shown} on {plural(n, 'row')} that {'has' if n == 1 else 'have'} a {target!r}"

@@ -20,6 +20,7 @@ from ..base.habits import AttributeHints, KeywordHints
 from ..base.schema import shown
 
 _DATA = ("uint8", "int8", "int32", "int64", "float32", "float64", "float16")
+_WIDENED = {"bool": "uint8", "int16": "int32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
 IGNORED = -100  # the label id of a row that counts for nothing
 
 # Streams of random numbers drawn from one seed; each use has its own, so that none of them repeats another.
@@ -44,7 +45,8 @@ class Batch(NamedTuple):
 class Dataset(KeywordHints, AttributeHints):
     """Rows of `data`, with labels and row weights when there are some.
 
-    data     (n, ...) u8 i8 i32 i64 f16 f32 f64; an array, a memory-mapped array, or anything NumPy makes an array of
+    data     (n, ...) u8 i8 i32 i64 f16 f32 f64; an array, a memory-mapped array, or anything NumPy makes an array of;
+             a copy of other whole numbers: i16 and u16 as i32, u32 and u64 as i64, bool as u8, and of swapped bytes
     labels   (n,) whole-number class ids; or (n, T) ids, one for each position of data (n, ..., T); or (n, ...) float
              label rows or targets; or None
     weights  (n,) finite and not negative, or None: every row weighs 1; labels of a sequence weigh what their row does
@@ -308,10 +310,14 @@ def _as_array(what: object, name: str) -> np.ndarray:
 
 def _as_data(what: object, name: str) -> np.ndarray:
     array = _as_array(what, name)
-    if array.dtype.name not in _DATA or not array.dtype.isnative:
+    kind = _WIDENED.get(array.dtype.name, array.dtype.name)
+    if kind not in _DATA:
         hint = "; gl.data.read_table makes numbers of a table's texts and dates" * (array.dtype.kind in "OUSM")
-        raise DTypeError(f"{name}: dtype {array.dtype}; must be {' '.join(_DATA)} in native byte order{hint}")
-    return array
+        raise DTypeError(f"{name}: dtype {array.dtype}; must be one of {' '.join((*_WIDENED, *_DATA))}{hint}")
+    if array.dtype == kind:
+        return array
+    check_whole(name, array, kind)
+    return array.view(kind) if array.dtype.itemsize == 1 else array.astype(kind)
 
 
 def _as_labels(what: object, data_shape: tuple[int, ...]) -> np.ndarray:

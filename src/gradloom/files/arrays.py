@@ -172,7 +172,7 @@ def _load_safetensors(
             for name in [] if only_metadata else file.keys():
                 kind = file.get_slice(name).get_dtype()
                 if kind not in _READ:
-                    raise FileError(f"{path}: array {name!r:.60} is {kind}; must be {' '.join(_READ)}")
+                    raise FileError(f"{path}: array {name!r:.60} is {kind}; must be one of {' '.join(_READ)}")
                 if kind == "BF16":  # which the package does not hand to NumPy
                     late.append(name)
                 else:
@@ -186,8 +186,9 @@ def _load_safetensors(
             inner = parse_object(metadata["gradloom"], "its metadata")
         except DataError as error:
             raise FileError(f"{path}: {_one_line(error)}; write it again") from None
-        if not all(isinstance(v, str) for v in inner.values()):
-            raise FileError(f"{path}: its metadata is damaged; write it again")
+        for key, value in inner.items():
+            if not isinstance(value, str):
+                raise FileError(f"{path}: its metadata {key!r:.60} is no text; write it again")
         metadata = inner
     return arrays, metadata
 

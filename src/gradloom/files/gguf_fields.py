@@ -114,11 +114,11 @@ def field(kind: str, value: Any, item: str | None = None) -> Field:
             parts = [_string(v) for v in value]
             return Field(kind, struct.pack("<IQ", VALUE_IDS[item], len(parts)) + b"".join(parts), item, len(parts))
         if item not in NUMBERS:
-            raise FileError(f"metadata array of {item!r}: is not known; must be string, {', '.join(NUMBERS)}")
+            raise FileError(f"metadata array of {item!r}: is not known; must be one of string, {', '.join(NUMBERS)}")
         data = _numbers(item, value)
         return Field(kind, struct.pack("<IQ", VALUE_IDS[item], len(data)) + data.tobytes(), item, len(data))
     if kind not in NUMBERS:
-        raise FileError(f"metadata kind {kind!r} is not known; must be {', '.join(VALUE_KINDS)}")
+        raise FileError(f"metadata kind {kind!r} is not known; must be one of {', '.join(VALUE_KINDS)}")
     return Field(kind, _numbers(kind, [value]).tobytes())
 
 

@@ -118,7 +118,7 @@ def _source(path: str | os.PathLike[str], name: str, given: Source) -> tuple[str
     if isinstance(given, tuple):
         kind, shape, source = given
         if kind not in KINDS:
-            raise FileError(f"{path}: tensor {show_name(name)} is of type {kind!r}; must be {' '.join(KINDS)}")
+            raise FileError(f"{path}: tensor {show_name(name)} is of type {kind!r}; must be one of {' '.join(KINDS)}")
         return kind, tuple(shape), source
     array = np.asarray(given)
     kinds = {plain.name: kind for kind, plain in PLAIN.items()}

@@ -451,7 +451,7 @@ def dequantised(data: np.ndarray, kind: DType, shape: tuple[int, ...]) -> np.nda
 
 
 def _numbers(name: str, data: object, kind: str | DType) -> np.ndarray:
-    """The data as an array; DTypeError when they are no numbers, ShapeError when rows differ in length."""
+    """The data as an array; DTypeError when they are no numbers or too large, ShapeError when rows differ in length."""
     if dtype(kind).is_quantised:
         raise DTypeError(f"parameter {name}: numbers do not become {dtype(kind).name}; need Stored.map of its bytes")
     try:
@@ -460,4 +460,10 @@ def _numbers(name: str, data: object, kind: str | DType) -> np.ndarray:
         raise ShapeError(f"parameter {name}: rows differ in length; need a rectangular array") from None
     if given.dtype.kind not in "fiub" and given.dtype.name != "bfloat16":
         raise DTypeError(f"parameter {name}: got {given.dtype}; need numbers for {dtype(kind).name}")
+    if given.dtype == np.float64 and given.size and dtype(kind).is_float:
+        for extreme in (np.maximum.reduce(given, axis=None), np.minimum.reduce(given, axis=None)):
+            with np.errstate(over="ignore"):
+                overflows = np.isinf(extreme.astype(dtype(kind).numpy)) and not np.isinf(extreme)
+            if overflows:
+                raise DTypeError(f"parameter {name}: {extreme:g} is too large for {dtype(kind).name}")
     return given

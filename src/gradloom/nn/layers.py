@@ -65,7 +65,7 @@ def _short(value: Any) -> Any:
 
 def need_positive(layer: str, **sizes: int) -> None:
     for name, size in sizes.items():
-        if not isinstance(size, (int, np.integer)) or size < 1:
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
             raise ShapeError(f"{layer}: {name}={size!r} is not usable; need a whole number of at least 1")
 
 
