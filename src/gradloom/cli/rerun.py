@@ -51,7 +51,7 @@ def rerun(
     _need_finished(to, kind)
     _need_same_inputs(file, about, values)
     about = {"flush": False} | about  # a run of before there was a choice: False
-    _say_what_differs(about, values, file.parent)
+    _warn_of_differences(about, values, file.parent)
     here = {"out": to, "threads": threads, "exchange": exchange, "json": json}
     given = {name: value for name, value in here.items() if value is not None}
     return int(command(Asked(kind, given, ranks).beside(values, str(file))))
@@ -133,8 +133,8 @@ def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any])
             raise FileError(f"{path}: has changed: {now}, at the run {then}; need the {name} of the run")
 
 
-def _say_what_differs(about: dict[str, Any], values: dict[str, Any], folder: Path) -> None:
-    """Where the same bits are not promised. folder: of the run, with its run.json."""
+def _warn_of_differences(about: dict[str, Any], values: dict[str, Any], folder: Path) -> None:
+    """Warn if the same bits are not promised. folder: of the run, with its run.json."""
     from ..runs.folder import read_run
 
     now = bits_of(values)

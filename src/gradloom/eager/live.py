@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable
 from typing import Any, Protocol
 
 from ..base import locks
-from ..graph.stored import Stored, tell_before_writes
+from ..graph.stored import Stored, call_before_writes
 
 
 class Reader(Protocol):
@@ -59,4 +59,4 @@ def _before_write(stored: Iterable[Stored]) -> None:
                 trace.overtaken(listed)
 
 
-tell_before_writes(_before_write, _awaited)
+call_before_writes(_before_write, _awaited)

@@ -48,7 +48,7 @@ _waiting: list[Callable[[Iterable[Stored]], bool]] = []
 _promised: dict[Stored, Callable[[], object]] = {}
 
 
-def tell_before_writes(reader: Callable[[Iterable[Stored]], object], waits: Callable[[Iterable[Stored]], bool]) -> None:
+def call_before_writes(reader: Callable[[Iterable[Stored]], object], waits: Callable[[Iterable[Stored]], bool]) -> None:
     """`reader` is called with the arrays that are about to be written; waits(arrays) returns whether that is
     necessary."""
     _readers.append(reader)

@@ -65,13 +65,13 @@ def tree(module: Any) -> str:
 
 def _tree(module: Any, places: dict[Any, str], path: str) -> Iterator[str]:
     places[module] = path or "the whole"
-    tells_all = bool(arguments_of(module)) and type(module).__module__.startswith("gradloom.")
+    is_complete = bool(arguments_of(module)) and type(module).__module__.startswith("gradloom.")
     inside = []
-    if not tells_all:
+    if not is_complete:
         own = own_parameters(module)
         inside = [f"({name}): {describe(p)}{'' if p.trainable else ', buffer'}" for name, p in own]
     for name, child in module.children():
-        if tells_all and not name.isdecimal():  # of the layer's own making, as its arrays are
+        if is_complete and not name.isdecimal():  # of the layer's own making, as its arrays are
             continue
         if child in places:
             inside.append(f"({name}): the same as ({places[child]})")

@@ -115,13 +115,13 @@ class _Dead:
         self.held = held
 
 
-def _say(owner: object) -> str:
+def _name(owner: object) -> str:
     if owner is None:
         return "bytes that nothing wrote"
     if isinstance(owner, _Torn):
-        return f"what {_say(owner.by)} left of {_say(owner.value)}"
+        return f"what {_name(owner.by)} left of {_name(owner.value)}"
     if isinstance(owner, _Dead):
-        return "dead bytes" + ("" if owner.held is None else f" of {_say(owner.held)}")
+        return "dead bytes" + ("" if owner.held is None else f" of {_name(owner.held)}")
     if isinstance(owner, Value):
         return _called(owner.node)
     return str(owner)
@@ -136,7 +136,7 @@ def _called(node: Node) -> str:
 
 
 def _reads(node: Node, name: str, value: Value) -> str:
-    return f"{_called(node)} reads {name}, {_say(value)}"
+    return f"{_called(node)} reads {name}, {_name(value)}"
 
 
 def _writes(node: Node, name: str) -> str:
@@ -148,11 +148,11 @@ def _workspace(node: Node) -> str:
 
 
 def _caller_reads(value: Value) -> str:
-    return f"the caller reads {_say(value)}"
+    return f"the caller reads {_name(value)}"
 
 
 def _must_last(value: Value) -> str:
-    return f"{_say(value)} must last until the end"
+    return f"{_name(value)} must last until the end"
 
 
 # ---- views -----------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class _Views:
             if array.shape != value.shape:
                 raise PlanError(f"proof: {_called(node)} views {array.shape} where the graph states {value.shape}")
         if not np.may_share_memory(array, whole):
-            raise PlanError(f"proof: {_say(chain[0])} is laid out as a view, but no view of {_say(base)} exists")
+            raise PlanError(f"proof: {_name(chain[0])} is laid out as a view, but no view of {_name(base)} exists")
         return _address(array) - _address(whole), array.strides
 
     def reserve(self, size: int) -> Any:
@@ -417,7 +417,7 @@ class _Checker:
             segment, start = self.places[value]
             if not _is_row_major(value.shape, strides):
                 raise PlanError(
-                    f"proof: the caller reads {_say(value)} inside {_say(base)} with strides {list(strides)}"
+                    f"proof: the caller reads {_name(value)} inside {_name(base)} with strides {list(strides)}"
                 )
             if value.size:
                 start -= offset * value.dtype.bytes // value.dtype.block
@@ -426,7 +426,7 @@ class _Checker:
             place = self.home(value)
             if place not in self.last_update:
                 raise PlanError(
-                    f"proof: the update {_say(value)} of {self.bytecode.segment_name(place[0])} is never written"
+                    f"proof: the update {_name(value)} of {self.bytecode.segment_name(place[0])} is never written"
                 )
         for leaf, place in self.homes.items():
             kept = self.last_update.get(place, leaf)
@@ -435,7 +435,7 @@ class _Checker:
             for _, _, owner in self.map.within(segment, offset, offset + size):
                 if owner != "guard bytes" and not (isinstance(owner, _Torn) and owner.value == "guard bytes"):
                     raise PlanError(
-                        f"proof: {_say(owner)} lies on guard bytes at {self.bytecode.segment_name(segment)}+{offset}"
+                        f"proof: {_name(owner)} lies on guard bytes at {self.bytecode.segment_name(segment)}+{offset}"
                     )
 
     def readers(self, node: Node) -> str:
@@ -458,7 +458,7 @@ class _Checker:
                 data = node.attrs["data"].tobytes()
                 if self.bytecode.constants[at : at + len(data)] != data:
                     raise PlanError(
-                        f"proof: the bytecode's constants do not hold {_say(value)}, which {self.readers(node)}"
+                        f"proof: the bytecode's constants do not hold {_name(value)}, which {self.readers(node)}"
                     )
                 place = (CONSTANTS, at)
                 at += -(-len(data) // CACHE_LINE) * CACHE_LINE
@@ -471,12 +471,12 @@ class _Checker:
             segment, offset = self.homes[value] = place
             if offset < 0 or offset + value.bytes > self.segment_bytes[segment]:
                 raise PlanError(
-                    f"proof: {_say(value)}, which {self.readers(node)}, "
+                    f"proof: {_name(value)}, which {self.readers(node)}, "
                     f"has no place in {self.bytecode.segment_name(segment)}"
                 )
             for _, _, owner in self.map.within(segment, offset, offset + value.bytes):
                 if not _same_leaf(owner, value):
-                    raise PlanError(f"proof: {_say(value)} and {_say(owner)} lie on the same bytes")
+                    raise PlanError(f"proof: {_name(value)} and {_name(owner)} lie on the same bytes")
             self.map.write(segment, offset, offset + value.bytes, value)
 
     def home(self, value: Value) -> Place:
@@ -567,7 +567,7 @@ class _Checker:
             held = self.map.at(segment, offset)
             raise PlanError(
                 f"proof: {who()}, {touched} bytes at {self.bytecode.segment_name(segment)}+{offset}, states {arg.bytes}"
-                f"; the segment holds {self.segment_bytes[segment]}, there {_say(None if held is None else held[2])}"
+                f"; the segment holds {self.segment_bytes[segment]}, there {_name(None if held is None else held[2])}"
             )
         return segment, offset, offset + touched
 
@@ -587,7 +587,7 @@ class _Checker:
         base, offset, strides = self.views(value)
         if arg.strides != strides and not _same_steps(arg.shape, arg.strides, strides):
             raise PlanError(
-                f"proof: {reads()} with strides {list(arg.strides)}; need {list(strides)} inside {_say(base)}"
+                f"proof: {reads()} with strides {list(arg.strides)}; need {list(strides)} inside {_name(base)}"
             )
         if not arg.row_major and name in node.op.dense:
             raise PlanError(f"proof: {reads()} with gaps (strides {list(arg.strides)}); its kernel takes none")
@@ -611,8 +611,8 @@ class _Checker:
             return
         held = self.map.at(segment, start)
         if held is None or held[0] != start or held[1] != start + size or not _same_leaf(held[2], base):
-            seen, name = _say(None if held is None else held[2]), self.bytecode.segment_name(segment)
-            raise PlanError(f"proof: {who()}, but finds {seen} at {name}+{start}; need {_say(base)}")
+            seen, name = _name(None if held is None else held[2]), self.bytecode.segment_name(segment)
+            raise PlanError(f"proof: {who()}, but finds {seen} at {name}+{start}; need {_name(base)}")
 
     def check_form(self, who: Callable[[], str], value: Value, arg: _Arg) -> None:
         if arg.shape != value.shape or arg.dtype != value.dtype.code:
@@ -647,7 +647,7 @@ class _Checker:
             if (segment, start) != home:
                 raise PlanError(
                     f"proof: {who()} to {self.bytecode.segment_name(segment)}+{start}, "
-                    f"outside {_say(_home_leaf(value))}, the storage that it updates"
+                    f"outside {_name(_home_leaf(value))}, the storage that it updates"
                 )
             if self.guards_left:
                 raise PlanError(
@@ -658,7 +658,7 @@ class _Checker:
             if segment != ARENA:
                 held = self.map.at(segment, start)
                 raise PlanError(
-                    f"proof: {who()} over {_say(None if held is None else held[2])} in "
+                    f"proof: {who()} over {_name(None if held is None else held[2])} in "
                     f"{self.bytecode.segment_name(segment)}; only an update op may"
                 )
             allowed = op.may_overwrite.get(slot.name, ())
@@ -668,7 +668,7 @@ class _Checker:
             exact = (read.start, read.end) == (start, end) and read.value.shape == value.shape and read.row_major
             if read.name not in allowed or not exact or read.value.dtype.bytes != value.dtype.bytes:
                 raise PlanError(
-                    f"proof: {who()} over its input {read.name}, {_say(read.value)}, which it does not allow"
+                    f"proof: {who()} over its input {read.name}, {_name(read.value)}, which it does not allow"
                 )
         self.put(who, segment, start, end, value, written)
         if updated:
@@ -681,7 +681,7 @@ class _Checker:
             raise PlanError(f"proof: {who()} is no cache lines of the arena that are marked as written")
         for read in reads.get(segment, ()):
             if read.start < end and start < read.end:
-                raise PlanError(f"proof: {who()} lies on its input {_say(read.value)}")
+                raise PlanError(f"proof: {who()} lies on its input {_name(read.value)}")
         self.put(who, segment, start, end, who(), written)
 
     @staticmethod
@@ -690,7 +690,7 @@ class _Checker:
         ranges = written.setdefault(segment, [])
         for other_start, other_end, other in ranges:
             if other_start < end and start < other_end:
-                raise PlanError(f"proof: {who()} to the same bytes as {_say(other)}")
+                raise PlanError(f"proof: {who()} to the same bytes as {_name(other)}")
         ranges.append((start, end, owner))
 
 
@@ -715,7 +715,7 @@ def _home_leaf(value: Value) -> Value:
     while value.node.op.name != "parameter":
         into = None if value.node.op.leaf or value.node.op.view else _updated_input(value)
         if into is None:
-            raise PlanError(f"proof: {_say(value)} is updated and is no parameter")
+            raise PlanError(f"proof: {_name(value)} is updated and is no parameter")
         value = into
     return value
 

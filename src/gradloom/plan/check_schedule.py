@@ -36,7 +36,7 @@ def check_schedule(schedule: Schedule) -> None:
     _Moments(schedule, values).check()
 
 
-def _say(node: Node) -> str:
+def _name(node: Node) -> str:
     return f"{node.op.name}#{node.id}{f' {node.name}' if node.name else ''} at {node.where}"
 
 
@@ -58,30 +58,30 @@ def _computed(schedule: Schedule, device: str) -> dict[Value, Value]:
             elif node.op.name == "input" and node.attrs["key"] in arriving:
                 known[node.outputs[0]] = arriving[node.attrs["key"]]
             else:
-                raise PlanError(f"schedule: {device} reads the leaf {_say(node)}, which the program does not have")
+                raise PlanError(f"schedule: {device} reads the leaf {_name(node)}, which the program does not have")
         elif origin is None:
             if node.op.name != "copy" or node.inputs[0] is None:
-                raise PlanError(f"schedule: {device} computes {_say(node)}, which is no node of the program")
+                raise PlanError(f"schedule: {device} computes {_name(node)}, which is no node of the program")
             known[node.outputs[0]] = known[node.inputs[0]]
         else:
             if node.op is not origin.op or node.attrs is not origin.attrs:
-                raise PlanError(f"schedule: {device} computes {_say(node)} for {_say(origin)}")
+                raise PlanError(f"schedule: {device} computes {_name(node)} for {_name(origin)}")
             if schedule.device.get(origin) != device:
                 raise PlanError(
-                    f"schedule: {_say(origin)} runs on {device}; the program places it on {schedule.device.get(origin)}"
+                    f"schedule: {_name(origin)} runs on {device}; the program has it on {schedule.device.get(origin)}"
                 )
             for mine, wanted in zip(node.inputs, origin.inputs, strict=True):
                 seen = None if mine is None else known[mine]
                 if seen is not wanted:
                     raise PlanError(
-                        f"schedule: {_say(origin)} on {device} reads {_called(seen)}; need {_called(wanted)}"
+                        f"schedule: {_name(origin)} on {device} reads {_called(seen)}; need {_called(wanted)}"
                     )
             known.update(zip(node.outputs, origin.outputs, strict=True))
     return known
 
 
 def _called(value: Value | None) -> str:
-    return "nothing" if value is None else f"{describe(value)} of {_say(value.node)}"
+    return "nothing" if value is None else f"{describe(value)} of {_name(value.node)}"
 
 
 def _origins(part: Part) -> dict[Node, Node]:
@@ -96,7 +96,7 @@ def _origins(part: Part) -> dict[Node, Node]:
                 found[node] = part.origins[mine[k]]
             k += 1
     if k < len(mine):
-        raise PlanError(f"schedule: {_say(mine[k])} is missing in the layout of its device")
+        raise PlanError(f"schedule: {_name(mine[k])} is missing in the layout of its device")
     return found
 
 
@@ -107,12 +107,12 @@ def _check_whole(schedule: Schedule, values: Mapping[str, Mapping[Value, Value]]
     for device, part in schedule.parts.items():
         for origin in part.origins.values():
             if origin in ran:
-                raise PlanError(f"schedule: {_say(origin)} runs on {ran[origin]} and again on {device}")
+                raise PlanError(f"schedule: {_name(origin)} runs on {ran[origin]} and again on {device}")
             ran[origin] = device
     for node in schedule.program.nodes:
         if not node.op.leaf and (node in sent) == (node in ran):
             how = "runs and is a transfer as well" if node in sent else "never runs"
-            raise PlanError(f"schedule: {_say(node)} {how}")
+            raise PlanError(f"schedule: {_name(node)} {how}")
     if len(sent) != len(schedule.transfers):
         raise PlanError("schedule: one copy node is several transfers")
     for value, (device, output) in zip(schedule.program.outputs, schedule.outputs, strict=True):
@@ -139,7 +139,7 @@ def _written(part: Part) -> set[int]:
 
 def _check_transfer(schedule: Schedule, k: int, one: Transfer, values: Mapping[str, Mapping[Value, Value]]) -> None:
     """One copy node of the program, between the devices of its input and of itself, of the value that it copies."""
-    who = f"transfer {k}, {_say(one.copy)}"
+    who = f"transfer {k}, {_name(one.copy)}"
     if one.copy not in schedule.device or one.copy.op.name != "copy":
         raise PlanError(f"schedule: {who}, is no copy of the program")
     if one.source == one.destination or schedule.device[one.copy] != one.destination:
@@ -188,7 +188,7 @@ class _Moments:
             for found, device, what in ((self.sends, one.source, "sent"), (self.waits, one.destination, "waited for")):
                 if k not in found or found[k][0] != device:
                     where = f"on {found[k][0]}" if k in found else "never"
-                    raise PlanError(f"schedule: transfer {k}, {_say(one.copy)}, is {what} {where}; need {device}")
+                    raise PlanError(f"schedule: transfer {k}, {_name(one.copy)}, is {what} {where}; need {device}")
         for device in self.schedule.parts:
             self.check_reads(device)
             self.check_sends(device)
@@ -214,11 +214,11 @@ class _Moments:
                     raise PlanError(f"schedule: {device}: {event}; there is no such transfer")
                 if event.transfer in found:
                     copy = self.schedule.transfers[event.transfer].copy
-                    raise PlanError(f"schedule: {device}: {event}, {_say(copy)}, for the second time")
+                    raise PlanError(f"schedule: {device}: {event}, {_name(copy)}, for the second time")
                 found[event.transfer] = device, i
         if done != count:
             node = self.nodes[device][done]
-            raise PlanError(f"schedule: {device} never runs instruction {done}, {_say(node)}")
+            raise PlanError(f"schedule: {device} never runs instruction {done}, {_name(node)}")
 
     def check_order(self, walk: Collection[tuple[str, Event]]) -> None:
         """The walk has the events of each device in their order, a send before its wait, all commits before what
@@ -242,7 +242,7 @@ class _Moments:
                 one = self.schedule.transfers[event.transfer]
                 value = one.copy.inputs[0]
                 raise PlanError(
-                    f"schedule: {device} waits for transfer {event.transfer}, {_say(one.copy)}, before {one.source} "
+                    f"schedule: {device} waits for transfer {event.transfer}, {_name(one.copy)}, before {one.source} "
                     f"has sent {_called(value)}"
                 )
         for device, events in self.schedule.events.items():
@@ -264,7 +264,7 @@ class _Moments:
             for i, _ in self.touching(device, INPUTS, start, start + one.bytes):
                 if i < ready:
                     raise PlanError(
-                        f"schedule: {_say(self.nodes[device][i])} on {device} reads transfer {k}, {_say(one.copy)}, "
+                        f"schedule: {_name(self.nodes[device][i])} on {device} reads transfer {k}, {_name(one.copy)}, "
                         "before the wait for it"
                     )
 
@@ -284,10 +284,10 @@ class _Moments:
             if not mine:
                 raise PlanError(f"schedule: {device} never computes transfer {k}, {_called(value)}")
             if self.ran_before(device, self.sends[k][1]) <= mine[0]:
-                raise PlanError(f"schedule: {device} sends transfer {k} before it has run {_say(made)}")
+                raise PlanError(f"schedule: {device} sends transfer {k} before it has run {_name(made)}")
             if later := [i for i in writes if i > mine[0]]:
                 raise PlanError(
-                    f"schedule: {_say(self.nodes[device][later[0]])} overwrites what transfer {k} sends, "
+                    f"schedule: {_name(self.nodes[device][later[0]])} overwrites what transfer {k} sends, "
                     f"{_called(value)}"
                 )
 
@@ -309,10 +309,12 @@ class _Moments:
         for i, node in enumerate(self.nodes[device]):
             origin = known[node.outputs[0]].node
             if node.op.updates and (ready is None or i < ready):
-                raise PlanError(f"schedule: {_say(node)} on {device} writes an array before all devices have committed")
+                raise PlanError(
+                    f"schedule: {_name(node)} on {device} writes an array before all devices have committed"
+                )
             fails = node.op.guard or origin not in self.late
             if fails and node.op.name != "copy" and ready is not None and i >= ready:
-                raise PlanError(f"schedule: {_say(node)} on {device} may fail, and runs after the commit")
+                raise PlanError(f"schedule: {_name(node)} on {device} may fail, and runs after the commit")
 
 
 def _instructions(part: Part) -> list[Node]:
