@@ -25,8 +25,9 @@ for kind in "$@"; do
   [ "$kind" = address ] && preload="$preload $("$compiler" -print-file-name=libstdc++.so)"
   (
     cd "$tree"
+    echo "race:dl_deallocate_tls" >tsan.supp  # glibc frees the locals of an ended thread, after a wait that is not instrumented
     export LD_PRELOAD="$preload" ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 \
-           UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:die_after_fork=0
+           UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:suppressions=$PWD/tsan.supp
     export STRESS_SECONDS="${STRESS_SECONDS:-12}"
     # Processes of their own would find the core by themselves, and signals wait in such a build: tested without
     # sanitizers.

@@ -133,6 +133,20 @@ def test_files_have_one_subject() -> None:
     assert [name for name, lines in lengths.items() if lines > LINES and name not in LONG] == []
 
 
+def test_no_function_is_long() -> None:
+    """At most 80 lines without its docstring."""
+    long = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                docs = node.body[:1] if ast.get_docstring(node) else []
+                lines = sum((one.end_lineno or 0) - one.lineno + 1 for one in [node, *docs])
+                lines -= 2 * sum((one.end_lineno or 0) - one.lineno + 1 for one in docs)
+                if lines > 80:
+                    long.append(f"{path.relative_to(PACKAGE)}: {node.name} has {lines} lines")
+    assert long == []
+
+
 def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
     """Function-level, aliased, absolute and relative imports are all found."""
     path = PACKAGE / "plan" / "check.py"

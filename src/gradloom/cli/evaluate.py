@@ -48,6 +48,7 @@ from .run_settings import check_places, layers_report, shown_layers
 
 if TYPE_CHECKING:
     from ..llm.evaluate import Perplexity
+    from ..llm.rows import Rows
 
 
 def evaluate(
@@ -102,51 +103,52 @@ def evaluate(
     code = 0
     try:
         measured = measure(
-            loaded,
-            rows,
-            adapter,
-            batch_size=batch_size,
-            on_progress=shown.show,
-            precision=precision,
-            device=device,
-            gpu_layers=layers,
-            gpu_memory=gpu_memory,
-            threads=threads,
-        )
+            loaded, rows, adapter, batch_size=batch_size, on_progress=shown.show, precision=precision, device=device,
+            gpu_layers=layers, gpu_memory=gpu_memory, threads=threads,
+        )  # fmt: skip
     except KeyboardInterrupt as stopped:
         if shown.so_far is None:
             warn("interrupted")
             return exit_code(stopped)
         measured, code = shown.so_far, exit_code(stopped)
         warn(f"interrupted after {measured.rows:,} of {len(rows.tokens):,} rows")
-    if math.isinf(measured.perplexity):
-        nothing = math.log(loaded.config.vocab_size)  # the loss of a model that knows nothing
-        raise NonFiniteError(
-            f"perplexity: exp of the loss, {measured.nll:g} nats per token, is beyond f64; need a loss of about "
-            f"{nothing:.3g} or less: check the weights and the adapter"
-        )
-    speed = measured.rows * rows.tokens.shape[1] / max(measured.seconds, 1e-9)
-    result: dict[str, Any] = {
-        "model": model, "data": data, "lora": lora, "perplexity": measured.perplexity,
-        "perplexity_unc": measured.perplexity_unc, "test_loss": measured.nll, "test_loss_unc": measured.nll_unc,
-        "tokens": measured.tokens, "rows": measured.rows, "context": int(rows.tokens.shape[1]),
-        "seconds": round(measured.seconds, 3), "tokens_per_second": round(speed, 1), "peak_bytes": resident_peak(),
-        "interrupted": code != 0,
-    }  # fmt: skip
+    _check_defined(measured, loaded.config.vocab_size)
+    result = {"model": model, "data": data, "lora": lora, **_numbers(measured, rows, layers, code != 0)}
     if layers is not None:
         print_report(shown_layers(measured.layers))
-    result |= layers_report(layers, measured.layers)
+    speed = f"{rate(result['tokens_per_second'])} tokens/s"
     columns(
         [
             ("perplexity", f"{measured.perplexity:.4f}{_spread(measured.perplexity_unc, 4)}"),
             ("loss", f"{measured.nll:.5f}{_spread(measured.nll_unc, 5)} nats per token, {measured.tokens:,} tokens"),
-            ("time", f"{duration(measured.seconds)}, {rate(speed)} tokens/s"),
+            ("time", f"{duration(measured.seconds)}, {speed}"),
         ],
         sys.stderr if json else None,
     )
     if json:
         print(json_text(result))
     return code
+
+
+def _check_defined(measured: Perplexity, vocab_size: int) -> None:
+    """NonFiniteError for a loss whose exp is beyond f64."""
+    if math.isinf(measured.perplexity):
+        uniform = math.log(vocab_size)
+        raise NonFiniteError(
+            f"perplexity: exp of the loss, {measured.nll:g} nats per token, is beyond f64; need a loss of about "
+            f"{uniform:.3g} or less: check the weights and the adapter"
+        )
+
+
+def _numbers(measured: Perplexity, rows: Rows, layers: int | str | None, interrupted: bool) -> dict[str, Any]:
+    """The measured quantities, as --json prints them."""
+    speed = measured.rows * rows.tokens.shape[1] / max(measured.seconds, 1e-9)
+    return {
+        "perplexity": measured.perplexity, "perplexity_unc": measured.perplexity_unc, "test_loss": measured.nll,
+        "test_loss_unc": measured.nll_unc, "tokens": measured.tokens, "rows": measured.rows,
+        "context": int(rows.tokens.shape[1]), "seconds": round(measured.seconds, 3),
+        "tokens_per_second": round(speed, 1), "peak_bytes": resident_peak(), "interrupted": interrupted,
+    } | layers_report(layers, measured.layers)  # fmt: skip
 
 
 def _spread(uncertainty: float, digits: int) -> str:

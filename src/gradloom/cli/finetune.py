@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,38 +150,11 @@ def _settings(run: Run, use: Any, inputs: Inputs) -> bytes:
 
 
 def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
-    from ..base.errors import GradloomError, TrainError
-    from ..llm.data_files import data_files
-    from ..llm.evaluate import evaluate
     from ..llm.plan import device_report
-    from ..parallel.agree import is_root
-    from ..run.machine import bf16_units
-    from ..train.display import duration, rate
 
-    place = use.out
     before = resident_peak()
-    interruption: KeyboardInterrupt | None = None
     with uninterrupted() as interruptible:
-        try:
-            with interruptible():
-                run.train(progress=shows_reports())
-            interruption = run.interruption
-        except KeyboardInterrupt as stop:  # before the training began, or after its end
-            if not run.steps:
-                _print_unsaved(run, use, True)
-                raise
-            interruption = stop
-        except Exception as error:  # a non-finite loss, a changed model file: the trained weights are saved
-            if not run.steps:
-                if isinstance(error, TrainError) and not use.resume:
-                    error.extended(after="; this was before the first step was done, and nothing is saved")
-                raise
-            kept = f"the weights before it are in {place}"
-            try:
-                run.save(use.out)
-            except GradloomError as another:
-                kept = f"the weights before it cannot be saved: {another}"
-            raise with_more(error, kept) from None
+        interruption = _train_until_it_ends(run, use, interruptible)
         is_cut = run.interrupted or (run.saver is not None and run.saver.time_is_up)
         if is_cut and not run.steps:
             warn("there is nothing to save yet")
@@ -188,28 +162,76 @@ def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
             return 0 if interruption is None else exit_code(interruption)
         run.save(use.out)
     if run.interrupted:
-        warn(f"the weights so far are in {place}")
+        warn(f"the weights so far are in {use.out}")
     if is_cut:
-        places = ["--out", os.path.abspath(place)]
-        if use.run != run_beside(place):
+        places = ["--out", os.path.abspath(use.out)]
+        if use.run != run_beside(use.out):
             places += ["--run", os.path.abspath(str(use.run))]
         warn(f"after step {run.steps:,}; resume with: {resume_line('finetune', places, run.ranks, use.exchange)}")
-    report = run.report | {"data_file": use.data, "out": place}
-    if not is_cut and (test := data_files(use.data).test) is not None and is_root(run.ranks):
-        measured = evaluate(
-            run.model,
-            test,
-            run.adapter,
-            context=run.context,
-            data_options=reading(use),
-            precision=run.precision,
-            device=use.device,
-            gpu_layers=None if use.gpu_layers is None else run.layers.count if run.layers else 0,
-            threads=use.threads,
-        )
-        report |= {"test_loss": measured.nll, "test_loss_unc": measured.nll_unc}
+    report = run.report | {"data_file": use.data, "out": use.out}
+    report |= {} if is_cut else _test_scores(run, use)
     report |= {"resident_before_bytes": before, "planned_total_bytes": planned.total}
     report |= device_report(planned)
+    columns(_summary(run, planned, use, report), sys.stderr if use.json else None)
+    if use.json and not is_quiet():
+        print(json_text(report))
+    return 0 if interruption is None else exit_code(interruption)
+
+
+def _train_until_it_ends(run: Run, use: Any, interruptible: Any) -> KeyboardInterrupt | None:
+    """Train; the interruption that ended it. An error after the first step raises when the weights are saved."""
+    from ..base.errors import GradloomError, TrainError
+
+    try:
+        with interruptible():
+            run.train(progress=shows_reports())
+        return run.interruption
+    except KeyboardInterrupt as stop:  # before the training began, or after its end
+        if not run.steps:
+            _print_unsaved(run, use, True)
+            raise
+        return stop
+    except Exception as error:  # a non-finite loss, a changed model file: the trained weights are saved
+        if not run.steps:
+            if isinstance(error, TrainError) and not use.resume:
+                error.extended(after="; this was before the first step was done, and nothing is saved")
+            raise
+        kept = f"the weights before it are in {use.out}"
+        try:
+            run.save(use.out)
+        except GradloomError as another:
+            kept = f"the weights before it cannot be saved: {another}"
+        raise with_more(error, kept) from None
+
+
+def _test_scores(run: Run, use: Any) -> dict[str, Any]:
+    """The loss of the test rows, on the root; {} where the data have none."""
+    from ..llm.data_files import data_files
+    from ..llm.evaluate import evaluate
+    from ..parallel.agree import is_root
+
+    test = data_files(use.data).test
+    if test is None or not is_root(run.ranks):
+        return {}
+    measured = evaluate(
+        run.model,
+        test,
+        run.adapter,
+        context=run.context,
+        data_options=reading(use),
+        precision=run.precision,
+        device=use.device,
+        gpu_layers=None if use.gpu_layers is None else run.layers.count if run.layers else 0,
+        threads=use.threads,
+    )
+    return {"test_loss": measured.nll, "test_loss_unc": measured.nll_unc}
+
+
+def _summary(run: Run, planned: MemoryPlan, use: Any, report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The lines that end the command: losses, time, memory, and how to use the result."""
+    from ..run.machine import bf16_units
+    from ..train.display import duration, rate
+
     lines = []
     for name, key in (
         ("before", "val_loss_before"),
@@ -225,21 +247,18 @@ def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
     speed = report["tokens_per_second"] or 0
     lines.append(("time", f"{duration(run.seconds)}, {rate(speed)} tokens/s"))
     memory = f"{show_bytes(report['peak_bytes'])} at most; {show_bytes(planned.total)} planned"
-    lines.append(("memory", f"{memory}, {show_bytes(before)} held before the first step"))
+    lines.append(("memory", f"{memory}, {show_bytes(report['resident_before_bytes'])} held before the first step"))
     if planned.on_device is not None:
         lines.append((f"on {planned.device}", f"{show_bytes(planned.on_device.total)} of its memory"))
     on_cpu = planned.on_device is None or run.layers is not None
     if on_cpu and run.precision == "f32" and (units := bf16_units()):
         lines.append(("bf16", f"this processor has units for it ({units}): --precision bf16 uses them"))
-    lines.append(("saved", place))
+    lines.append(("saved", use.out))
     if use.chat_template is not None:
         own = "" if run.model.tokenizer.chat_template is None else ", in place of the model's own"
         lines.append(("template", f"{use.chat_template}, saved with it{own}"))
-    lines.append(("use it", _use(run, place)))
-    columns(lines, sys.stderr if use.json else None)
-    if use.json and not is_quiet():
-        print(json_text(report))
-    return 0 if interruption is None else exit_code(interruption)
+    lines.append(("use it", _use(run, use.out)))
+    return lines
 
 
 def _print_unsaved(run: Run, use: Any, interrupted: bool) -> None:

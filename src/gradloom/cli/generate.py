@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ from .common import (
 )
 from .language import Temperature, Template, TopK, TopP, chat_prompt, load_adapter, read_template
 from .run_settings import check_places, layers_report, shown_layers
+
+if TYPE_CHECKING:
+    from ..llm.generate import Generated
 
 TOKENS = 64  # to generate by default, or fewer where the context ends
 
@@ -69,6 +72,7 @@ def generate(
     given = chat_prompt(loaded, prompt, template, adapter) if chat else prompt
     ids = prompt_ids(loaded, given)
     room = max(loaded.config.context_length - len(ids), 1)
+    common = {"model": model, "lora": lora, "prompt": prompt, "prompt_tokens": len(ids), "seed": seed}
     shown = Shown("" if chat else prompt)
     try:
         done = complete(
@@ -88,30 +92,37 @@ def generate(
     except KeyboardInterrupt as stopped:
         shown.add("\n")
         if json and shown.pieces:
-            partial = {
-                "model": model, "lora": lora, "prompt": prompt, "text": "".join(shown.pieces), "ended": "interrupted",
-                "prompt_tokens": len(ids), "seed": seed, "peak_bytes": resident_peak(), "interrupted": True,
-            }  # fmt: skip
-            print(json_text(partial))
+            ended = {"ended": "interrupted", "peak_bytes": resident_peak(), "interrupted": True}
+            print(json_text(common | {"text": "".join(shown.pieces)} | ended))
         return exit_code(stopped)
     shown.add("\n")
-    count, seconds = len(done.tokens), done.prompt_seconds + done.seconds
-    speed = f"prompt {len(ids) / max(done.prompt_seconds, 1e-9):.0f} tokens/s"
-    if count > 1:
-        speed += f", then {(count - 1) / max(done.seconds, 1e-9):.0f} tokens/s"
-    why = {"end": "the model ended it", "stop": "a stop text came", "length": "the limit was reached"}[done.ended]
-    print_report(f"{count} tokens, {why}; {speed}; memory {show_bytes(resident_peak())}")
+    print_report(_summary(done))
     if layers is not None:
         print_report(shown_layers(done.layers))
     if json:
-        answer = {
-            "model": model, "lora": lora, "prompt": prompt, "text": done.text, "tokens": list(done.tokens),
-            "ended": done.ended, "prompt_tokens": done.prompt_tokens, "seconds": round(seconds, 3),
-            "tokens_per_second": round((count - 1) / done.seconds, 1) if count > 1 else None, "seed": seed,
-            "peak_bytes": resident_peak(), "interrupted": False,
-        } | layers_report(layers, done.layers)  # fmt: skip
-        print(json_text(answer))
+        print(json_text(common | _numbers(done) | layers_report(layers, done.layers)))
     return 0
+
+
+def _summary(done: Generated) -> str:
+    """Tokens, speed and memory in one line."""
+    speed = f"prompt {done.prompt_tokens / max(done.prompt_seconds, 1e-9):.0f} tokens/s"
+    count = len(done.tokens)
+    if count > 1:
+        speed += f", then {(count - 1) / max(done.seconds, 1e-9):.0f} tokens/s"
+    why = {"end": "the model ended it", "stop": "a stop text came", "length": "the limit was reached"}[done.ended]
+    return f"{count} tokens, {why}; {speed}; memory {show_bytes(resident_peak())}"
+
+
+def _numbers(done: Generated) -> dict[str, Any]:
+    """The generated text and its quantities, as --json prints them."""
+    count = len(done.tokens)
+    return {
+        "text": done.text, "tokens": list(done.tokens), "ended": done.ended,
+        "seconds": round(done.prompt_seconds + done.seconds, 3),
+        "tokens_per_second": round((count - 1) / done.seconds, 1) if count > 1 else None,
+        "peak_bytes": resident_peak(), "interrupted": False,
+    }  # fmt: skip
 
 
 class Shown:

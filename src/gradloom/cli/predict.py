@@ -67,17 +67,14 @@ def predict(
     names = _names(keep)
     from ..base.errors import DataError, SettingError
     from ..data.frames import as_file, features_of, kept_columns, with_encoding
-    from ..files import atomic_write, check_target, refuse_input
-    from .model import files_of_model, load_model
+    from ..files import atomic_write
+    from .model import load_model
 
     if escape_formulas and json and out is None:
         text = "{escape_formulas} requires CSV: {out}, or no {json}"
         raise SettingError(text, escape_formulas=True, out=..., json=...)
     if out is not None:
-        refuse_input(out, *files_of_model(model), *([] if data == "-" else [data]))
-        if out.lower().endswith(_NO_CSV):
-            raise SettingError(setting="out", seen=out, need="the name of a CSV file, such as predicted.csv")
-        check_target(out, streams=True)
+        _check_out(out, model, data)
     opened = load_model(model)
     preprocess = with_encoding(opened.preprocess, encoding, data)
     if data == "-" and sys.stdin is None:
@@ -88,10 +85,7 @@ def predict(
         features, targets, notes, problems = features_of(path, preprocess)
         kept = kept_columns(path, names, preprocess) if names else {}
         uses, warnings = (None, []) if targets is None else _uses(opened, path, inputs, features, targets)
-    for note in notes:
-        print_report(note)
-    for problem in problems:
-        warn(problem)
+    _print_notes(notes, problems)
     try:
         outputs = opened.outputs(features, precision=precision, device=device)
     except DataError as error:
@@ -106,12 +100,7 @@ def predict(
     agreement: dict[str, Any] = {}
     if targets is not None:
         agreement = _agreements(outputs, targets, preprocess, uses)
-        parts = agreement.get("scores", {})
-        everything = {"all rows" if parts else "": agreement} if len(parts) != 1 else {}
-        for part, scores in {**parts, **everything}.items():
-            print_report(f"{_PARTS[part]}{_shown(scores, preprocess)}")
-        for text in warnings:
-            warn(f"warning: {text}")
+        _print_scores(agreement, warnings, preprocess)
         agreement |= {"warnings": warnings} if warnings else {}
     if json:
         answer = {
@@ -121,12 +110,46 @@ def predict(
         if preprocess.task == "classification":
             answer["classes"] = preprocess.classes
         if out is None:
-            answer |= {"kept": kept} if names else {}
-            answer["predictions"] = opened.decide(outputs).tolist()
-            if preprocess.task == "classification":
-                answer["probabilities"] = opened.probabilities(outputs).tolist()
+            answer |= ({"kept": kept} if names else {}) | _predictions(opened, outputs)
         print(json_text(answer))
     return 0
+
+
+def _check_out(out: str, model: str, data: str) -> None:
+    """An error for a file that cannot be written, is no CSV, or is one of the inputs."""
+    from ..base.errors import SettingError
+    from ..files import check_target, refuse_input
+    from .model import files_of_model
+
+    refuse_input(out, *files_of_model(model), *([] if data == "-" else [data]))
+    if out.lower().endswith(_NO_CSV):
+        raise SettingError(setting="out", seen=out, need="the name of a CSV file, such as predicted.csv")
+    check_target(out, streams=True)
+
+
+def _print_notes(notes: list[str], problems: list[str]) -> None:
+    for note in notes:
+        print_report(note)
+    for problem in problems:
+        warn(problem)
+
+
+def _print_scores(agreement: dict[str, Any], warnings: list[str], preprocess: Preprocess) -> None:
+    """The scores of each part of the file, and of all rows where there is more than one part."""
+    parts = agreement.get("scores", {})
+    everything = {"all rows" if parts else "": agreement} if len(parts) != 1 else {}
+    for part, scores in {**parts, **everything}.items():
+        print_report(f"{_PARTS[part]}{_shown(scores, preprocess)}")
+    for text in warnings:
+        warn(f"warning: {text}")
+
+
+def _predictions(opened: Model, outputs: np.ndarray) -> dict[str, Any]:
+    """The predictions, and of classes the probabilities, as --json prints them."""
+    answer = {"predictions": opened.decide(outputs).tolist()}
+    if opened.preprocess.task == "classification":
+        answer["probabilities"] = opened.probabilities(outputs).tolist()
+    return answer
 
 
 def _names(keep: str | None) -> list[str]:

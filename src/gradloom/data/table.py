@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import what_is
-from ..base.defaults import LEAST_VALIDATED, VALIDATED
 from ..base.described import LONGEST
 from ..base.errors import DataError, FileError, SettingError
 from ..base.habits import hinted
-from .dataset import Dataset, split_rows
+from .dataset import Dataset
 from .encoding.fitting import fit_array, fit_columns
 from .encoding.hints import far_numbers
 from .encoding.layout import check_layout, order_of_columns
@@ -26,13 +25,11 @@ from .encoding.target_encoding import Encoding
 from .encoding.targets import (
     check_classes,
     drop_rows_without_target,
-    hold_out,
     known_targets,
     target_scales,
     targets_of,
     targets_of_column,
 )
-from .encoding.times import NUMBER, missing_time, times_of
 from .reading.cell_rules import PLAIN, UTF_8, CellRules, missing_words
 from .reading.columns import Columns
 from .reading.csv_file import read_csv
@@ -43,6 +40,7 @@ from .reading.raw_table import Y_KEYS, RawTable, idx_to_predict, key_of_rows, re
 from .reading.table_columns import is_table, table_columns
 from .reading.text_bytes import encoding_of, is_text_file
 from .row_uses import TEST, TRAIN, VAL, RowUses
+from .table_split import TableSplit
 
 
 @dataclass
@@ -70,6 +68,11 @@ class Table:
     val: Dataset | None = None
     val_split: float = 0.0
     uses: RowUses | None = None  # the use of each row of the file
+
+    def take_test(self, features: np.ndarray, targets: np.ndarray) -> None:
+        """The test rows that the file brought; targets as in `test_targets`."""
+        labels = targets if self.task == "classification" else self.preprocess.targets_to_outputs(targets)
+        self.test, self.test_from, self.test_targets = Dataset(features, labels), "file", targets
 
 
 @np.errstate(all="ignore")  # overflow is checked explicitly
@@ -113,50 +116,26 @@ def read_table(
 
     DataError for a column that is not there, SettingError for one that is named for two things.
     """
-    if task not in (None, "classification", "regression"):
-        raise SettingError(setting="task", seen=task, need="classification or regression")
+    _check_arguments(task, encoding, data, test)
     words, name = missing_words(missing), UTF_8 if encoding is None else encoding_of(encoding)
-    if encoding is not None and not (is_text_file(data) or is_text_file(test)):
-        raise SettingError("{encoding} requires .csv or another text file; omit it", encoding=encoding)
     raw = read_raw(data, target, CellRules(missing=words, encoding=name))
-    if words and not isinstance(raw.x, Columns):
-        raise SettingError(f"{raw.path}: holds arrays without columns; omit {{missing}}", missing=...)
+    roles = Roles(drop, categorical, numeric, time, weight)
+    _check_columns(raw, words, roles, test)
     uses = RowUses(np.zeros(len(raw.y), np.uint8), raw.array, raw.test_array)
     raw = drop_rows_without_target(raw)
-    roles = Roles(drop, categorical, numeric, time, weight)
-    if roles and not isinstance(raw.x, Columns):
-        raise roles.refused(f"{raw.path}: holds arrays without columns")
-    if test is not None and raw.test_x is not None:
-        raise SettingError(f"{raw.path}: has its own test rows; omit {{test}}", test=...)
     found = roles.of(raw.x, raw.target_index) if isinstance(raw.x, Columns) else {}
     weights = _weights(raw, found)
     if weights is not None and not weights.all():
         weights = _without_weightless(raw, weights)
     task, y, test_y, classes = targets_of(raw, task)
     n = len(y)
-    rows, val_rows, held = np.arange(n, dtype=np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
-    changes = rows
-    by_time = next((index for index, role in found.items() if role == "time"), None)
-    if by_time is not None:
-        rows, changes = _in_time(raw, by_time)
+    split = TableSplit(raw, found, val_split, seed)
     if raw.test_x is None and test is None and test_split:
-        if n < 2:
-            raise DataError(f"{raw.path}: {n} row; need at least 2, one of them for the test")
-        if by_time is not None:
-            rows, held = _latest(raw, rows, changes, test_split, "test")
-        else:
-            rows, held = hold_out(y if task == "classification" else np.zeros(n, np.int32), test_split, seed)
-    if val_split is None:
-        val_split = VALIDATED if isinstance(raw.x, Columns) and len(rows) >= LEAST_VALIDATED else 0.0
-        if by_time is not None and not (changes < len(rows)).any():  # one time is left: no later one validates
-            val_split = 0.0
-    if by_time is not None and val_split and len(rows) > 1:
-        rows, val_rows = _latest(raw, rows, changes, val_split, "validation")
-    in_fit = val_split and by_time is None
-    known = rows[split_rows(len(rows), val_split, seed)[0]] if in_fit else rows
-    if len(known) < 2:
-        need = f"{len(known)} remains for training after test and validation; need at least 2"
-        raise DataError(f"{raw.path}: {n} row{'s' * (n != 1)}, of which {need}")
+        split.hold_out_test(y if task == "classification" else np.zeros(n, np.int32), test_split)
+    split.choose_validation()
+    rows, val_rows, held, known = split.rows, split.val_rows, split.held, split.known()
+    by_time, val_split, in_fit = split.by_time, split.val_split, split.in_fit
+    del split
     # A large table has no room for wide numbers of rows, and for second copies of them and of the targets
     number = np.int32 if n < 1 << 31 else np.int64
     order: np.ndarray = np.concatenate([rows, val_rows, held], dtype=number)
@@ -195,12 +174,29 @@ def read_table(
         table.test_from = "--test"
     elif test_features is not None:
         assert test_y is not None
-        test_labels = test_y if task == "classification" else made.targets_to_outputs(test_y)
-        table.test, table.test_from, table.test_targets = Dataset(test_features, test_labels), "file", test_y
+        table.take_test(test_features, test_y)
     elif len(held):
         table.test, table.test_targets = part(end, n), y[held]
         table.test_from = "held out" if by_time is None else "the latest"
     return table
+
+
+def _check_arguments(task: str | None, encoding: str | None, data: Any, test: Any) -> None:
+    if task not in (None, "classification", "regression"):
+        raise SettingError(setting="task", seen=task, need="classification or regression")
+    if encoding is not None and not (is_text_file(data) or is_text_file(test)):
+        raise SettingError("{encoding} requires .csv or another text file; omit it", encoding=encoding)
+
+
+def _check_columns(raw: RawTable, words: Sequence[str], roles: Roles, test: Any) -> None:
+    """SettingError for settings of columns where there are none, and for test rows where the file has its own."""
+    if not isinstance(raw.x, Columns):
+        if words:
+            raise SettingError(f"{raw.path}: holds arrays without columns; omit {{missing}}", missing=...)
+        if roles:
+            raise roles.refused(f"{raw.path}: holds arrays without columns")
+    if test is not None and raw.test_x is not None:
+        raise SettingError(f"{raw.path}: has its own test rows; omit {{test}}", test=...)
 
 
 def labelled(data: Any, table: Table, use: str = "validate on") -> tuple[Dataset, np.ndarray]:
@@ -233,39 +229,6 @@ def _on_missing(raw: RawTable, words: Sequence[str]) -> list[str]:
             found[word] += marks.get(word, 0)
     counts = ", ".join(f"{word!r:.60} in {count:,} cell{'s' * (count != 1)}" for word, count in found.items())
     return [f"missing values: {counts}"]
-
-
-def _latest(
-    raw: RawTable, rows: np.ndarray, changes: np.ndarray, share: float, part: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """(the other rows, about this share of the latest rows); rows of one time are on one side.
-
-    changes: the positions in `rows` where a new time begins. DataError if all rows have one time."""
-    wanted = len(rows) - min(max(round(len(rows) * share), 1), len(rows) - 1)
-    changes = changes[changes < len(rows)]
-    if not len(changes):
-        need = f"the {part} rows require later ones than the others"
-        raise DataError(f"{raw.path}: time: all {len(rows)} rows that are left have the same time; {need}")
-    start = int(changes[np.argmin(abs(changes - wanted))])
-    if start != wanted:
-        count, seen = len(rows) - start, len(rows) - wanted
-        raw.notes.append(f"{part}: {count:,} rows in place of {seen:,}, because rows of the same time stay together")
-    return rows[:start], rows[start:]
-
-
-def _in_time(raw: RawTable, index: int) -> tuple[np.ndarray, np.ndarray]:
-    """(rows in the order of time, then of the file; positions where a new time begins)."""
-    assert isinstance(raw.x, Columns)
-    seconds, form = times_of(raw.x, index)
-    error = missing_time(raw.x, index, seconds)
-    if error is not None:
-        raise error
-    kind = "numbers" if form == NUMBER else "dates of the form 2024-01-31" if form == "iso" else f"dates, {form}"
-    if form != NUMBER and form != "iso" and "%y" not in form.lower():
-        kind = f"times of day without a date, {form}"
-    raw.notes.append(f"time: {raw.names_of()[index]!r:.60} holds {kind}; the rows are split by it, the latest last")
-    order = np.argsort(seconds, kind="stable")
-    return order, np.flatnonzero(np.diff(seconds[order])) + 1
 
 
 def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:

@@ -94,27 +94,7 @@ class Tokenizer(AttributeHints):
                 )
             pre = PRE_TOKENIZERS[self.pre]
 
-        defaults = (1, 2, 0) if self.kind == "spm" else (11, 11, None)
-
-        def special(key: str, default: int | None = None) -> int | None:
-            given = metadata.get(f"tokenizer.ggml.{key}_token_id")
-            if isinstance(given, (int, np.integer)) and 0 <= given < n:
-                return int(given)
-            return default if default is not None and default < n else None
-
-        self.bos = special("bos", defaults[0])
-        self.eos = special("eos", defaults[1])
-        self.unk = special("unknown", defaults[2])
-        self.eot, self.eom = special("eot"), special("eom")
-        self.sep, self.pad = special("seperator"), special("padding")
-        if self.eot is None:
-            self.eot = next((self._ids[t] for t in TURN_ENDS if t in self._ids), None)
-        if self.eom is None:
-            self.eom = self._ids.get("<|eom_id|>")
-        ends = [self.eos, self.eot, self.eom, *(self._ids.get(t) for t in ENDS)]
-        self.end_ids = frozenset(i for i in ends if i is not None)
-        own = (self.eos, self.eot, self.eom)
-        self.turn_ends = tuple(self.pieces[i] for i in sorted(self.end_ids) if i in own or self.pieces[i] in TURN_ENDS)
+        self._find_special(metadata)
 
         def flag(key: str, default: bool) -> bool:
             given = metadata.get(f"tokenizer.ggml.{key}")
@@ -143,6 +123,30 @@ class Tokenizer(AttributeHints):
                 raise FileError(f"{self._where}tokenizer.ggml.merges is missing; a byte-level BPE tokenizer needs it")
             self.bpe.load_merges(merges)
         self._piece_bytes: dict[int, bytes] = {}
+
+    def _find_special(self, metadata: Mapping[str, Any]) -> None:
+        """The ids of special tokens, and those that end a generation or a chat's turn."""
+        defaults = (1, 2, 0) if self.kind == "spm" else (11, 11, None)
+
+        def special(key: str, default: int | None = None) -> int | None:
+            given = metadata.get(f"tokenizer.ggml.{key}_token_id")
+            if isinstance(given, (int, np.integer)) and 0 <= given < self.vocab_size:
+                return int(given)
+            return default if default is not None and default < self.vocab_size else None
+
+        self.bos = special("bos", defaults[0])
+        self.eos = special("eos", defaults[1])
+        self.unk = special("unknown", defaults[2])
+        self.eot, self.eom = special("eot"), special("eom")
+        self.sep, self.pad = special("seperator"), special("padding")
+        if self.eot is None:
+            self.eot = next((self._ids[t] for t in TURN_ENDS if t in self._ids), None)
+        if self.eom is None:
+            self.eom = self._ids.get("<|eom_id|>")
+        ends = [self.eos, self.eot, self.eom, *(self._ids.get(t) for t in ENDS)]
+        self.end_ids = frozenset(i for i in ends if i is not None)
+        own = (self.eos, self.eot, self.eom)
+        self.turn_ends = tuple(self.pieces[i] for i in sorted(self.end_ids) if i in own or self.pieces[i] in TURN_ENDS)
 
     def __repr__(self) -> str:
         kind = "SentencePiece" if self.kind == "spm" else f"byte-level BPE, pre-tokenizer {self.pre}"
