@@ -71,6 +71,7 @@ case $mode in
     section "llama.cpp" $py -m pytest -q -s tests/client
     ;;
   --long)
+    export PYTEST_ADDOPTS="-o faulthandler_timeout=0"  # one test may take hours
     section "fuzzed files" env FUZZ_CASES=100000 $py -m pytest -q -s -n "$jobs" \
       tests/fuzz/test_saved_models.py tests/fuzz/test_tables.py tests/fuzz/test_gguf.py
     section "fuzzed templates" env FUZZ_CASES=100000 $py -m pytest -q -s tests/fuzz/test_templates.py
