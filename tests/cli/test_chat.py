@@ -176,6 +176,18 @@ def test_a_person_at_a_terminal(path):
     os.close(talk.end)
 
 
+def test_ctrl_c_after_a_reply_does_not_end_the_chat(capsys, monkeypatch, path):
+    def interrupted(text):
+        assert "was cut" in text
+        raise KeyboardInterrupt
+
+    turns = iter(["hello", "/quit"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: next(turns))
+    monkeypatch.setattr("gradloom.cli.chat.warn", interrupted)
+    assert run(capsys, "chat", path, "-n", 2)[0] == 0 and next(turns, None) is None
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_a_process_ends_a_reply_and_the_chat(capsys, monkeypatch, path, number):
     def stopped(*_):

@@ -74,27 +74,22 @@ def chat(
         try:
             before = conversation.forgotten
             reply = conversation.say(text, shown.add_piece)
+            shown.add("\n")
+            if layers is not None and not layers_shown:
+                layers_shown = True
+                print_report(shown_layers(reply.layers))
+            if conversation.forgotten > before:
+                warn(f"the context is full: the oldest {conversation.forgotten} messages are left out of the prompt")
+            if reply.ended == "length":
+                has_room = conversation.max_tokens < loaded.config.context_length // 2
+                more = "--max-tokens allows more" if has_room else "half of the context is the most"
+                warn(f"the reply was cut after {len(reply.tokens)} tokens; {more}")
         except DataError as error:  # of this turn
             code = _left_out(error)
-            continue
         except KeyboardInterrupt as stop:
             if not _is_of_a_person(stop):
                 raise
             shown.add("\n")
-            continue
-        shown.add("\n")
-        if layers is not None and not layers_shown:
-            layers_shown = True
-            print_report(shown_layers(reply.layers))
-        if conversation.forgotten > before:
-            warn(f"the context is full: the oldest {conversation.forgotten} messages are left out of the prompt")
-        if reply.ended == "length":
-            more = (
-                "--max-tokens allows more"
-                if conversation.max_tokens < loaded.config.context_length // 2
-                else "half of the context is the most"
-            )
-            warn(f"the reply was cut after {len(reply.tokens)} tokens; {more}")
     return code
 
 
