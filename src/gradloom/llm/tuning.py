@@ -15,10 +15,10 @@ from ..base.defaults import FINETUNE_RATES, FINETUNE_SCHEDULE, FINETUNE_WARMUP
 from ..base.errors import SettingError
 from ..base.finetune_options import TuneOptions
 from ..base.interval import as_interval
-from ..base.options import options_of, taken
+from ..base.options import options_of, taken, values_of
 from ..base.patterns import as_patterns, matched
 from ..base.settings import as_precision
-from ..base.training_options import RankOptions
+from ..base.training_options import RankOptions, StepOptions
 from ..graph.leaves import Parameter
 from ..graph.value import Value
 from ..nn.module import Module
@@ -216,9 +216,8 @@ class Tuning:
         self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
         self.trainer = Trainer(
             _Tuned(model, adapter, layers), self._loss, self.optimizer,
-            accumulate=-(-self.batch_size // self.micro_batch_size), seed=settings.seed, max_norm=settings.max_norm,
-            max_value=settings.max_value, ema=settings.ema, freeze=settings.freeze, on_nonfinite=settings.on_nonfinite,
-            communicator=job.ranks, exchange=job.exchange, **options,
+            accumulate=-(-self.batch_size // self.micro_batch_size), communicator=job.ranks, exchange=job.exchange,
+            **values_of(settings, StepOptions), **options,
         )  # fmt: skip
 
     def trained(self) -> dict[str, Parameter]:

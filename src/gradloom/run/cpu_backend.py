@@ -248,8 +248,8 @@ class CpuExecutable(PlannedExecutable):
         self, first: int, last: int, row: np.ndarray | None, interrupted: Interrupted | None
     ) -> tuple[int, int, int, int]:
         """Run the instructions first .. last - 1 of one step, which begins with 0 and ends with the last one of all:
-        (why it has stopped, node, index, value). row: the settings of the step. interrupted: where it returns
-        of a signal, the step is given up.         The caller holds the lock, and has brought the stored arrays home."""
+        (why it has stopped, node, index, value). row: the settings of the step. interrupted: called at a signal; if
+        it returns, the step is abandoned. The caller holds the lock, and has copied the stored arrays to the CPU."""
         switches = self.switches
         try:
             return self._native.run(

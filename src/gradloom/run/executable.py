@@ -129,7 +129,7 @@ class Executable(abc.ABC):
         deadline: float = 0.0,
         feeds: Mapping[str, Any] | None = None,
     ) -> tuple[int, list[np.ndarray]]:
-        """Run `count` steps in one call: (steps done, the outputs of each as [steps done, *shape]).
+        """Run `steps` steps in one call: (steps done, the outputs of each as [steps done, *shape]).
 
         settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
         feeds: the inputs, which no other thread can change before the run; without them, those that were fed last.

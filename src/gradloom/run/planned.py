@@ -56,7 +56,7 @@ class PlannedExecutable(Executable):
         )
 
     def settings_rows(self, steps: int, values: Mapping[str, Any]) -> np.ndarray:
-        """The settings table for `count` steps; each value is a number or an array of one number per step.
+        """The settings table for `steps` steps; each value is a number or an array of one number per step.
 
         SettingError for a finite one that its dtype makes infinite."""
         rows, key = np.zeros(steps, self._row), ""

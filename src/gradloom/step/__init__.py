@@ -1,1 +1,1 @@
-"""How a training step ends, with or without ranks, and what decides the rest of a run."""
+"""The end of a training step: sums of gradients, exchanged between ranks, clipping and the optimiser's update."""

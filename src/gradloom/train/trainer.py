@@ -283,7 +283,7 @@ class Trainer(AttributeHints):
     # ---- rows of a data set ------------------------------------------------------------------------------
 
     def source(self, data: Dataset) -> RowSource:
-        """The data set as a step's program reads it; set_order before training on it."""
+        """The data set as a step's program reads it; `source.order.write` sets the order before training on it."""
         if id(data) not in self._sources:
             self._sources[id(data)] = RowSource(data)
         return self._sources[id(data)]
@@ -326,7 +326,8 @@ class Trainer(AttributeHints):
         backward: bool = True,
         measures: Measures = NOTHING,
     ) -> list[CompiledBatch]:
-        """Compile what run_rows of the same arguments needs, and give it; nothing runs. Then planned_bytes is known."""
+        """Compile and return the steps that run_rows of the same arguments needs. Nothing runs; planned_bytes is known
+        from then on."""
         rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward, measures)
         return self.driver.prepare(rows)
 
