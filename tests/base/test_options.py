@@ -15,6 +15,7 @@ import gradloom as gl
 from gradloom.base.errors import SettingError
 from gradloom.base.finetune_options import TuneOptions
 from gradloom.base.options import Flag, Share, Whole, bits_of, default_bits, option, options_of, taken, takes, values_of
+from gradloom.base.training_options import TrainerOptions
 from gradloom.cli.config import asked, command
 from gradloom.cli.setting import command_settings, settings_of
 from gradloom.cli.settings_file import read, save
@@ -81,6 +82,14 @@ def test_a_new_field_is_in_settings_files(tmp_path: Path) -> None:
 def test_a_new_field_is_compared_at_a_resume() -> None:
     assert bits_of(Noisy(noise=0.25), Noisy)["noise"] == 0.25
     assert default_bits(Noisy) == {**default_bits(TuneOptions), "noise": 0.0}
+
+
+def test_only_fields_of_compared_records_decide_bits() -> None:
+    """A resume compares those of TrainerOptions and TuneOptions; in another record `bits=True` would do nothing."""
+    compared = options_of(TrainerOptions, TuneOptions)
+    for name in ("gl.fit", "gl.dp_train", "gl.llm.finetune", "gl.llm.plan"):
+        wrong = [key for key, one in options_of(*docs().functions()[name]).items() if one.bits is True]
+        assert set(wrong) <= set(compared), name
 
 
 def test_a_new_field_is_planned_where_the_command_plan_shows_it() -> None:
