@@ -116,12 +116,11 @@ def evaluate(
     result = {"model": model, "data": data, "lora": lora, **_numbers(measured, rows, layers, code != 0)}
     if layers is not None:
         print_report(shown_layers(measured.layers))
-    speed = f"{rate(result['tokens_per_second'])} tokens/s"
     columns(
         [
             ("perplexity", f"{measured.perplexity:.4f}{_spread(measured.perplexity_unc, 4)}"),
             ("loss", f"{measured.nll:.5f}{_spread(measured.nll_unc, 5)} nats per token, {measured.tokens:,} tokens"),
-            ("time", f"{duration(measured.seconds)}, {speed}"),
+            ("time", f"{duration(measured.seconds)}, {rate(_speed(measured, rows))} tokens/s"),
         ],
         sys.stderr if json else None,
     )
@@ -140,14 +139,19 @@ def _check_defined(measured: Perplexity, vocab_size: int) -> None:
         )
 
 
+def _speed(measured: Perplexity, rows: Rows) -> float:
+    """Tokens per second."""
+    return measured.rows * rows.tokens.shape[1] / max(measured.seconds, 1e-9)
+
+
 def _numbers(measured: Perplexity, rows: Rows, layers: int | str | None, interrupted: bool) -> dict[str, Any]:
     """The measured quantities, as --json prints them."""
-    speed = measured.rows * rows.tokens.shape[1] / max(measured.seconds, 1e-9)
     return {
         "perplexity": measured.perplexity, "perplexity_unc": measured.perplexity_unc, "test_loss": measured.nll,
         "test_loss_unc": measured.nll_unc, "tokens": measured.tokens, "rows": measured.rows,
         "context": int(rows.tokens.shape[1]), "seconds": round(measured.seconds, 3),
-        "tokens_per_second": round(speed, 1), "peak_bytes": resident_peak(), "interrupted": interrupted,
+        "tokens_per_second": round(_speed(measured, rows), 1), "peak_bytes": resident_peak(),
+        "interrupted": interrupted,
     } | layers_report(layers, measured.layers)  # fmt: skip
 
 
