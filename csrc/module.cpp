@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "faults.h"
-#include "limits.h"
+#include "peaks.h"
 #include "processor.h"
 #include "threads.h"
 #include "tuning.h"

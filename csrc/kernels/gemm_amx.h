@@ -9,7 +9,7 @@
 #pragma once
 #include "../simd/amx_unit.h"
 #include "gemm_run.h"
-#include "limits.h"
+#include "peaks.h"
 
 namespace gradloom::GL_ISA::gemm {
 

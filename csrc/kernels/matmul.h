@@ -6,7 +6,7 @@
 #include "gemm_few.h"
 #if defined(GL_BF16_PAIRS)
 #include "gemm_pairs.h"
-#include "limits.h"
+#include "peaks.h"
 #endif
 
 namespace gradloom::GL_ISA::gemm {
@@ -68,7 +68,7 @@ inline constexpr KernelRow kRoundedRows[] = {
     GL_ROUNDED("f16"), GL_ROUNDED("q4_0"), GL_ROUNDED("q4_1"), GL_ROUNDED("q5_0"), GL_ROUNDED("q5_1"), GL_ROUNDED("q8_0"),
     GL_ROUNDED("q2_k"), GL_ROUNDED("q3_k"), GL_ROUNDED("q4_k"), GL_ROUNDED("q5_k"), GL_ROUNDED("q6_k"),
 #if defined(GL_BF16_PAIRS)
-    {"limit_bf16", "f32", nullptr, limits::run_limit<Pairs>},
+    {"limit_bf16", "f32", nullptr, peaks::run_limit<Pairs>},
 #endif
 };
 #undef GL_ROUNDED

@@ -1,4 +1,4 @@
-// limits.h: the machine's limits, measured beside what is compared with them.
+// peaks.h: the machine's limits, measured beside what is compared with them.
 #pragma once
 #include "bytecode.h"
 

@@ -1,8 +1,8 @@
-// limits.h: what the machine allows, measured with its own vectors: no op, only a yardstick for benchmarks.
+// peaks.h: what the machine allows, measured with its own vectors: no op, only a yardstick for benchmarks.
 #pragma once
 #include "gemm_tile.h"
 
-namespace gradloom::GL_ISA::limits {
+namespace gradloom::GL_ISA::peaks {
 
 using gemm::Lanes;
 
@@ -43,4 +43,4 @@ inline constexpr KernelRow kLimitRows[] = {
     {"limit_copy", "f32", nullptr, run_limit_copy},
 };
 
-}  // namespace gradloom::GL_ISA::limits
+}  // namespace gradloom::GL_ISA::peaks

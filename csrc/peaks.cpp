@@ -1,4 +1,4 @@
-#include "limits.h"
+#include "peaks.h"
 
 #include <algorithm>
 #include <chrono>
