@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
@@ -19,6 +19,7 @@ import typer
 from ..base import interrupts
 from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
 from ..base.finetune_options import FinetuneOutput, PlacingOptions
+from ..base.json_documents import Document
 from ..base.terminal import shown_on, to_stderr
 from ..base.training_options import DeviceOptions, RankOptions
 from .setting import flag_of
@@ -172,15 +173,15 @@ def with_value(flag: str, value: Any) -> str:
 _UNDEFINED = ("_unc", "roc_auc", "r2")  # ends of names of numbers that some rows do not define
 
 
-def json_text(result: dict[str, Any], strict: bool = True) -> str:
-    """One line of strict JSON. A byte of a file's name that is no UTF-8, and what ends a line elsewhere than in JSON,
-    become escapes. A number that is not defined (NaN of an uncertainty, of ROC AUC or R2) is left out. Any other number
-    that is not finite is a NonFiniteError that names it; with strict=False it becomes null.
+def json_text(document: Document, values: Mapping[str, Any], strict: bool = True) -> str:
+    """A JSON document in one line of strict JSON. A byte of a file's name that is no UTF-8, and what ends a line
+    elsewhere than in JSON, become escapes. A number that is not defined (NaN of an uncertainty, of ROC AUC or R2) is
+    left out. Any other number that is not finite is a NonFiniteError that names it; with strict=False it becomes null.
     """
     import json
     import re
 
-    text = json.dumps(_plain(result, "", strict), ensure_ascii=False)
+    text = json.dumps(_plain(document.named(values), "", strict), ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -218,13 +219,13 @@ def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
 
 
 @contextlib.contextmanager
-def json_when_stopped(as_json: bool, **known: Any) -> Iterator[None]:
+def json_when_stopped(as_json: bool, document: Document, **known: Any) -> Iterator[None]:
     """Print `known` as the JSON object, with 0 steps, if a signal stops the block before the training."""
     try:
         yield
     except KeyboardInterrupt:
         if as_json and not _quiet:
-            print(json_text({**known, "steps": 0, "interrupted": True}))
+            print(json_text(document, {**known, "steps": 0, "interrupted": True}))
         raise
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..base.json_documents import MERGE
 from .common import Json, columns, json_text, warn
 from .progress import change_line
 
@@ -53,7 +54,7 @@ def merge(
     if json:
         result: dict[str, Any] = {"model": model, "adapter": adapter, "out": out, "type": type, "bytes": done.bytes}
         result |= {"tensors": done.kinds, "changed": len(done.changed), "notes": done.notes}
-        print(json_text(result | {"seconds": time.perf_counter() - begin}))
+        print(json_text(MERGE, result | {"seconds": time.perf_counter() - begin}))
     return 0
 
 
