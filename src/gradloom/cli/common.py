@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import math
 import os
 import shlex
@@ -18,8 +19,10 @@ import typer
 
 from ..base import interrupts
 from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
+from ..base.exit_codes import Exit, of_signal
 from ..base.finetune_options import FinetuneOutput, PlacingOptions
 from ..base.json_documents import Document
+from ..base.messages import log
 from ..base.terminal import shown_on, to_stderr
 from ..base.training_options import DeviceOptions, RankOptions
 from .setting import flag_of
@@ -51,9 +54,10 @@ def remember(words: Sequence[str]) -> None:
 
 
 def show_reports(shown: bool) -> None:
-    """Whether this command shows progress and reports."""
+    """Whether this command shows progress, reports and messages below a warning."""
     global _reports
     _reports = shown
+    log.setLevel(logging.INFO if shown else logging.WARNING)
 
 
 def shows_reports() -> bool:
@@ -235,9 +239,9 @@ _late: list[KeyboardInterrupt] = []  # the signal that came while files were wri
 _handler = interrupts.Raising()
 
 
-def exit_code(stop: BaseException | None) -> int:
-    """Of a command that was stopped: 128 and the number of the signal. The parser makes another exception of it."""
-    return 128 + interrupts.number_of(stop if isinstance(stop, KeyboardInterrupt) else _handler.last)
+def exit_code(stop: BaseException | None) -> Exit:
+    """Of a command that was stopped by a signal. The parser makes another exception of it."""
+    return of_signal(stop if isinstance(stop, KeyboardInterrupt) else _handler.last)
 
 
 def raise_lost_signal() -> None:
@@ -253,7 +257,7 @@ def stdout_exit_code(code: int) -> int:
 
 def late_exit_code(code: int) -> int:
     """The code of a command that was done, or that of the signal that came while it wrote its files."""
-    return exit_code(_late[0]) if _late and code == 0 else code
+    return exit_code(_late[0]) if _late and code == Exit.DONE else code
 
 
 @contextlib.contextmanager

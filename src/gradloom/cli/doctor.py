@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..base.exit_codes import Exit
 from ..base.json_facts import DOCTOR
 from ..base.platforms import UNTESTED, is_tested
 from .common import Json, columns, json_text, need_whole
@@ -52,7 +53,7 @@ def doctor(
     print("all is well" if not wrong else f"{len(wrong)} problem{'s' * (len(wrong) > 1)}")
     if json:
         print(json_text(DOCTOR, facts | {"problems": wrong}))
-    return 1 if wrong else 0
+    return Exit.FAILED if wrong else Exit.DONE
 
 
 def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..base.exit_codes import Exit
 from ..base.finetune_options import DATA_HELP
 from ..base.json_documents import VERIFY
 from ..base.settings import PRECISIONS
@@ -94,7 +95,7 @@ def verify(
     print("all agree" if not wrong else "it is not right" + (f": look at {first}" if first else ""))
     if json:
         print(json_text(VERIFY, {"model": model, "data": data, "agrees": result.agrees} | asdict(result)))
-    return 0 if result.agrees else 1
+    return Exit.DONE if result.agrees else Exit.FAILED
 
 
 def _progress(done: int, nodes: int) -> None:
