@@ -148,9 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: list[str]) -> int:
     try:
         code = int(app(args=given, prog_name="gradloom", standalone_mode=False) or 0)
-        if (
-            code == Exit.INTERRUPTED and exit_code(None) != Exit.INTERRUPTED
-        ):  # the parser's own, of a signal before the command began
+        if code == Exit.INTERRUPTED != exit_code(None):  # the parser's own, of a signal before the command began
             raise typer.Abort
         return code
     except GradloomError as error:
