@@ -259,6 +259,8 @@ def _summary(run: Run, planned: MemoryPlan, use: Any, report: Mapping[str, Any])
         own = "" if run.model.tokenizer.chat_template is None else ", in place of the model's own"
         lines.append(("template", f"{use.chat_template}, saved with it{own}"))
     lines.append(("use it", _use(run, use.out)))
+    if Path(use.out).suffix == ".gguf":
+        lines.append(("elsewhere", to_paste(["llama-server", "-m", *_model_words(run, use.out)])))
     return lines
 
 
@@ -269,5 +271,9 @@ def _print_unsaved(run: Run, use: Any, interrupted: bool) -> None:
 
 
 def _use(run: Run, place: str) -> str:
-    words = [place] if run.method == "full" else [run.model.path, "--lora", place]
-    return to_paste(["gradloom", "generate", *words]) + ' --prompt "..."'
+    return to_paste(["gradloom", "generate", *_model_words(run, place)]) + ' --prompt "..."'
+
+
+def _model_words(run: Run, place: str) -> list[str]:
+    """The words of a command for the model with its adapter; llama.cpp's commands have the same."""
+    return [place] if run.method == "full" else [run.model.path, "--lora", place]

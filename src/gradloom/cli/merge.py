@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..base.json_documents import MERGE
-from .common import Json, columns, json_text, warn
+from .common import Json, columns, json_text, to_paste, warn
 from .progress import change_line
 
 
@@ -49,6 +49,8 @@ def merge(
             ("model", model),
             ("adapter", f"{adapter}: {plural(len(done.changed), 'tensor')} changed"),
             ("written", f"{out}: {done.bytes:,} bytes, tensors {kinds}"),
+            ("use it", to_paste(["gradloom", "generate", out]) + ' --prompt "..."'),
+            ("elsewhere", to_paste(["llama-server", "-m", out])),
         ]
     )
     if json:
