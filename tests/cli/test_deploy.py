@@ -63,9 +63,7 @@ def test_a_job_that_slurm_stops_ends_with_the_same_bytes(tmp_path: Path, cluster
     os.kill(first.pid, signal.SIGTERM)  # as --signal=B: does, to the script alone
     assert first.wait(120) == Exit.TERMINATED, first.stderr.read()
     assert "resume with" in first.stderr.read() and requeued(tmp_path) == ["requeue 42"]
-    assert (
-        not (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
-    )
+    assert model(tmp_path / "run") != model(tmp_path / "whole")
     again = job(env, tmp_path, *FIT, "--out", "run")
     assert again.wait(300) == 0, again.stderr.read()
     assert model(tmp_path / "run") == model(tmp_path / "whole")
