@@ -8,6 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ..base.exit_codes import Exit
+from ..base.json_facts import DOCTOR
+from ..base.platforms import UNTESTED, is_tested
 from .common import Json, columns, json_text, need_whole
 
 # Every package that gradloom needs (as in pyproject.toml), and what for.
@@ -49,8 +52,8 @@ def doctor(
         print(f"problem: {line}")
     print("all is well" if not wrong else f"{len(wrong)} problem{'s' * (len(wrong) > 1)}")
     if json:
-        print(json_text(facts | {"problems": wrong}))
-    return 1 if wrong else 0
+        print(json_text(DOCTOR, facts | {"problems": wrong}))
+    return Exit.FAILED if wrong else Exit.DONE
 
 
 def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
@@ -59,7 +62,10 @@ def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tupl
 
     system = f"{platform.system()} {platform.machine()}"
     facts: dict[str, Any] = {"gradloom": __version__, "python": platform.python_version(), "system": system}
+    facts["tested"] = is_tested()
     lines = [("gradloom", f"{__version__}, Python {facts['python']}, {system}")]
+    if not facts["tested"]:
+        lines.append(("platform", UNTESTED))
     facts["packages"], wrong = _packages()
     lines.append(("packages", "  ".join(f"{name} {version or '-'}" for name, version in facts["packages"].items())))
     try:
@@ -110,7 +116,8 @@ def _core(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], wro
         facts["isa"], facts["threads"] = facts["isas"][0], machine.core_count()
         wrong.append(f"the environment: {error}")
     others = [isa for isa in facts["isas"] if isa != facts["isa"]]
-    lines.append(("isa", f"{facts['isa']}" + (f" (this machine also runs {', '.join(others)})" if others else "")))
+    also = f" (this machine also runs {', '.join(others)})" if others else ""
+    lines.append(("isa", f"the kernels of {facts['isa']} are used{also}"))
     lines.append(("cores", f"{machine.core_count()}, of which {facts['threads']} are used"))
     facts["cores"] = machine.core_count()
     _processor(machine, facts, lines)

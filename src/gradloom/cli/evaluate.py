@@ -11,6 +11,7 @@ import typer
 
 from ..base.errors import NonFiniteError, SettingError
 from ..base.finetune_options import DATA_HELP
+from ..base.json_documents import EVALUATE
 from ..base.memory import resident_peak
 from ..base.settings import PRECISIONS
 from .common import (
@@ -125,7 +126,7 @@ def evaluate(
         sys.stderr if json else None,
     )
     if json:
-        print(json_text(result))
+        print(json_text(EVALUATE, result))
     return code
 
 

@@ -15,6 +15,7 @@ import typer
 
 from .. import __version__
 from ..base.errors import GradloomError
+from ..base.exit_codes import Exit
 from ..base.memory import need_start_memory
 from ..base.native import PACKAGE
 from ..base.settings import core_count
@@ -128,7 +129,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code: 0 done, 2 bad input (one line on stderr), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
+    """Run the command; returns its exit code (base/exit_codes.py).
 
     What only a fault of ours raises, such as a TypeError, shows its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: list[str]) -> int:
     try:
         code = int(app(args=given, prog_name="gradloom", standalone_mode=False) or 0)
-        if code == 130 and exit_code(None) != 130:  # the parser's own, of a signal before the command began
+        if code == Exit.INTERRUPTED != exit_code(None):  # the parser's own, of a signal before the command began
             raise typer.Abort
         return code
     except GradloomError as error:
@@ -178,7 +179,7 @@ def _run(given: list[str]) -> int:
         command = context.command_path if context is not None else "gradloom"
         hint = _hint(error, context)
         text = " ".join(str(message()).split()).rstrip(".") + hint
-        return _refuse(f"{text}; see {command} --help", getattr(error, "exit_code", 2))
+        return _refuse(f"{text}; see {command} --help", getattr(error, "exit_code", Exit.REFUSED))
 
 
 def _hint(error: Any, context: Any) -> str:
@@ -205,7 +206,7 @@ def _hint(error: Any, context: Any) -> str:
 
 def _stdout_failed(error: StdoutError | BrokenPipeError) -> int:
     """The exit code if stdout is closed or full; one line on stderr unless the pipe was closed."""
-    return stdout_exit_code(1 if isinstance(error, BrokenPipeError) else _refuse(str(error)))
+    return stdout_exit_code(Exit.FAILED if isinstance(error, BrokenPipeError) else _refuse(str(error)))
 
 
 def _what_failed(error: Exception) -> str:
@@ -233,7 +234,7 @@ def _has_working_directory() -> bool:
     return True
 
 
-def _refuse(message: str, code: int = 2) -> int:
+def _refuse(message: str, code: int = Exit.REFUSED) -> int:
     line = " ".join(message.split())
     if len(line) > _LONGEST:
         line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..base.json_documents import PREDICT
 from ..base.settings import PRECISIONS
 from .common import Device, Precision, json_text, need_one_of, print_report, warn
 from .run_settings import check_device
@@ -111,7 +112,7 @@ def predict(
             answer["classes"] = preprocess.classes
         if out is None:
             answer |= ({"kept": kept} if names else {}) | _predictions(opened, outputs)
-        print(json_text(answer))
+        print(json_text(PREDICT, answer))
     return 0
 
 
