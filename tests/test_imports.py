@@ -213,7 +213,7 @@ FIRST = [  # a fresh process's first statements, which need a floor that nothing
         "GraphError: tensor: x at <string>:1 of a graph",
     ),
     (
-        "from gradloom.graph.leaves import input as x; from gradloom.run.compile import compile as c; c(x('x'), device='y')",
+        "from gradloom.graph.leaves import input; import gradloom.run.compile as c; c.compile(input('x'), device='y')",
         "BackendError: backend: 'y' is not known; must be one of cpu, numpy, null, gpu",
     ),
 ]

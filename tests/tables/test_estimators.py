@@ -2,6 +2,7 @@
 
 # ruff: noqa: E402
 
+import inspect
 import json
 import pickle
 import subprocess
@@ -319,3 +320,11 @@ def test_a_class_that_is_missing(labels):
     x = np.random.default_rng(0).standard_normal((4, 3))
     with pytest.raises(gl.DataError, match="row 2"):
         gl.sklearn.Classifier(epochs=1).fit(x, np.array(labels, object))
+
+
+def test_the_order_of_the_settings_is_public() -> None:
+    shared = "hidden epochs batch_size lr optimizer dropout ensemble val_split folds patience metric"
+    computing = "precision device threads seed"
+    assert " ".join(inspect.signature(gl.sklearn.Classifier).parameters) == f"{shared} class_weight {computing}"
+    assert " ".join(inspect.signature(gl.sklearn.Regressor).parameters) == f"{shared} {computing}"
+    assert clone(gl.sklearn.Classifier((3,), class_weight="balanced")).get_params()["class_weight"] == "balanced"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,42 +28,39 @@ from .recipe import Recipe
 _DESCRIBED = ("seed", "hidden", "batch_size", "lr", "loss", "optimizer", "dropout", "ensemble", "folds")
 
 
-class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
-    """Shared by classifier and regressor: settings, rows, training."""
+# Fields in the order of positional arguments: those of _Network, of _Weighted, of _Computing (the order of inheritance)
 
-    def __init__(
-        self,
-        hidden: Sequence[int] | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        optimizer: str = "adamw",
-        dropout: float | None = None,
-        ensemble: int | None = None,
-        val_split: float | None = None,
-        folds: int | None = None,
-        patience: int | None = None,
-        metric: str | None = None,
-        precision: str | None = None,
-        device: str | None = None,
-        threads: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.hidden = hidden
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.optimizer = optimizer
-        self.dropout = dropout
-        self.ensemble = ensemble
-        self.val_split = val_split
-        self.folds = folds
-        self.patience = patience
-        self.metric = metric
-        self.precision = precision
-        self.device = device
-        self.threads = threads
-        self.seed = seed
+
+@dataclass(eq=False, repr=False)
+class _Network:
+    hidden: Sequence[int] | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    optimizer: str = "adamw"
+    dropout: float | None = None
+    ensemble: int | None = None
+    val_split: float | None = None
+    folds: int | None = None
+    patience: int | None = None
+    metric: str | None = None
+
+
+@dataclass(eq=False, repr=False)
+class _Weighted(_Network):
+    class_weight: str | Mapping[Any, float] | None = None
+
+
+@dataclass(eq=False, repr=False)
+class _Computing:
+    precision: str | None = None
+    device: str | None = None
+    threads: int | None = None
+    seed: int = 0
+
+
+class _Perceptron(KeywordHints, AttributeHints, BaseEstimator, _Computing, _Network):
+    """Shared by classifier and regressor: settings, rows, training."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -170,7 +168,8 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         return self.model_.outputs(features, precision=self.precision, device=self.device, threads=self.threads)
 
 
-class Classifier(ClassifierMixin, _Perceptron):
+@dataclass(eq=False, repr=False)
+class Classifier(ClassifierMixin, _Perceptron, _Weighted):
     """A multilayer perceptron for classes, with the defaults of `gradloom fit`.
 
     X: an array of numbers [rows, features], or a DataFrame, whose columns may hold texts; empty cells are NaN or None.
@@ -196,31 +195,6 @@ class Classifier(ClassifierMixin, _Perceptron):
     that gl.save writes and `gradloom predict` takes. The same seed and data give the same bits.
     Errors: those of scikit-learn for arrays that it refuses, DataError and SettingError (ValueErrors) otherwise.
     """
-
-    def __init__(
-        self,
-        hidden: Sequence[int] | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        optimizer: str = "adamw",
-        dropout: float | None = None,
-        ensemble: int | None = None,
-        val_split: float | None = None,
-        folds: int | None = None,
-        patience: int | None = None,
-        metric: str | None = None,
-        class_weight: str | Mapping[Any, float] | None = None,
-        precision: str | None = None,
-        device: str | None = None,
-        threads: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            hidden, epochs, batch_size, lr, optimizer, dropout, ensemble, val_split, folds, patience,
-            metric, precision=precision, device=device, threads=threads, seed=seed,
-        )  # fmt: skip
-        self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
         """Train anew. sample_weight: how much each row weighs in the loss, [rows]; a row of 0 is left out."""
@@ -254,6 +228,7 @@ class Classifier(ClassifierMixin, _Perceptron):
         return self.model_.probabilities(outputs)
 
 
+@dataclass(eq=False, repr=False)
 class Regressor(RegressorMixin, _Perceptron):
     """A multilayer perceptron for numbers, with the defaults of `gradloom fit`.
 
