@@ -66,10 +66,10 @@ class TuneOptions(StepOptions):
         Flag("finetune", "Steps, in place of epochs."),
         bits=True,
     )
-    lr: Rate | None = option(
+    lr: Decay | None = option(
         None,
         "the highest learning rate, by default 2e-4 for a LoRA and 2e-5 for tensors of the model",
-        Flag("finetune", "Highest learning rate. [default: 2e-4; full 2e-5]", default=decided),
+        Flag("finetune", "Highest learning rate. [default: 2e-4; full 2e-5]", Rate, decided),
         bits="optimizer",
     )
     schedule: Literal["cosine", "linear", "constant"] | None = option(
@@ -130,7 +130,7 @@ class TuneOptions(StepOptions):
         Flag("finetune", "Interval of sample texts, such as 100steps or 1epoch. [default: 100steps]"),
     )
     sample_tokens: Whole | None = option(None, "maximum length of a sampled text, by default 64 tokens")
-    sample_temperature: float | None = option(
+    sample_temperature: Decay | None = option(
         None, "0 (the default): the likeliest tokens; above 0: drawn at this temperature, by the seed"
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from .options import Count, Decay, Flag, Limit, Name, Place, Rate, Share, Whole, command_option, commas, decided, option
 from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, RankOptions, SaveOptions, StepOptions
 
-Width = Annotated[int, Limit("a width", (("ge", 1), ("le", (1 << 31) - 1)))]
+Width = Annotated[int, Limit("a whole number of at least 1, below 2**31", (("ge", 1), ("le", (1 << 31) - 1)))]
 Widths = Annotated[list[Width], Limit("whole numbers of at least 1, such as 64,64, below 2**31; or nothing: no layer")]
 Members = Annotated[int, Limit("a whole number from 1 to 10,000", (("ge", 1), ("le", 10_000)))]
 SCORES = Literal[
@@ -39,10 +39,10 @@ def _widths(text: str) -> list[int | str]:
 class PassOptions:
     """Epochs, batches and validation rows of gl.fit."""
 
-    epochs: Whole = option(
+    epochs: Count = option(
         1,
         "passes over the training rows; 0 trains nothing",
-        Flag("fit", "Passes over the training rows. [default: depends on the number of rows]", default=decided),
+        Flag("fit", "Passes over the training rows. [default: depends on the number of rows]", Whole, decided),
     )
     batch_size: Whole = option(
         32,

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..base import memory
 from ..base.arguments import as_whole
 from ..base.errors import SettingError
@@ -281,9 +279,9 @@ def _context(asked: Settings, model: Model) -> int:
     """The tokens of a row."""
     limit, context = model.config.context_length, asked.context
     length = min(CONTEXT, limit) if context is None else context
-    if not isinstance(length, (int, np.integer)) or not 2 <= length <= limit:
+    if not 2 <= length <= limit:
         raise SettingError(setting="context", seen=context, need=f"2 to {limit}, the model's context")
-    return int(length)
+    return length
 
 
 def sizes_of(rows: Rows, eval_rows: int | None) -> tuple[int, int, int, int]:

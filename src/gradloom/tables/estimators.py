@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,12 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
-from ..base.arguments import as_share, as_whole, what_is
+from ..base.arguments import what_is
 from ..base.arrays import need_collected
 from ..base.errors import DataError, SettingError
+from ..base.fit_options import FitOptions, NetworkOptions, Width
 from ..base.habits import AttributeHints, KeywordHints
+from ..base.options import options_of, within
 from ..data.dataset import Dataset
 from ..data.encoding.targets import target_scales
 from ..data.frames import features_of, learned
@@ -22,7 +24,6 @@ from ..data.reading.parquet import whole_table
 from ..data.reading.raw_table import class_name
 from ..data.reading.table_columns import has_texts, is_table, rows_of_table
 from .model import Model
-from .perceptron import OPTIMIZERS
 from .recipe import Recipe
 
 _DESCRIBED = ("seed", "hidden", "batch_size", "lr", "loss", "optimizer", "dropout", "ensemble", "folds")
@@ -90,8 +91,7 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator, _Computing, _Netw
     def _fit(self, X: Any, labels: np.ndarray, made: dict[str, Any], sample_weight: Any, **options: Any) -> Any:
         """Train on rows X and labels i32 [rows], or targets f64 [rows, targets]. made: fields of
         Preprocess for the target."""
-        if self.optimizer not in OPTIMIZERS:
-            raise SettingError(setting="optimizer", seen=self.optimizer, need=f"one of {', '.join(OPTIMIZERS)}")
+        chosen = self._recipe().with_validation()
         weights = _weights(sample_weight, len(labels))
         if weights is not None and not weights.all():  # a row that weighs nothing is no row
             used = np.flatnonzero(weights)
@@ -109,7 +109,7 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator, _Computing, _Netw
         if is_regression:
             labels = preprocess.targets_to_outputs(labels)
         rows = len(labels)
-        recipe = self._recipe().with_validation().decided(preprocess, rows)
+        recipe = chosen.decided(preprocess, rows)
         if self.patience and not (recipe.val_split or recipe.folds):
             text = "{patience} requires validation rows: {folds} or {val_split} above 0"
             raise SettingError(text, patience=self.patience, folds=..., val_split=...)
@@ -130,19 +130,14 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator, _Computing, _Netw
         return self
 
     def _recipe(self) -> Recipe:
-        """The settings, each within its limits."""
-
-        def checked(name: str, check: Callable[..., Any], *limits: int) -> Any:
-            value = getattr(self, name)
-            return None if value is None else check(name, value, *limits)
-
-        return Recipe(
-            hidden=self._widths(), dropout=checked("dropout", as_share), ensemble=checked("ensemble", as_whole, 1),
-            val_split=checked("val_split", as_share), folds=checked("folds", as_whole, 0),
-            epochs=checked("epochs", as_whole, 1), batch_size=checked("batch_size", as_whole, 1), lr=self._rate(),
-            optimizer=self.optimizer, patience=checked("patience", as_whole, 0), metric=self.metric,
-            seed=as_whole("seed", self.seed, 0),
-        )  # fmt: skip
+        """The settings, each within the limits of the command's option."""
+        every, made = options_of(FitOptions, NetworkOptions), {"hidden": self._widths()}
+        for name in {one.name for one in fields(Recipe)} & set(self.get_params()) - set(made):
+            flag = every[name].flag("fit")
+            assert flag is not None
+            has_default = getattr(type(self), name) is None  # the recipe's
+            made[name] = within(name, getattr(self, name), flag.kind | None if has_default else flag.kind)
+        return Recipe(**made)
 
     def _widths(self) -> Any:
         """Of the hidden layers; None: the default."""
@@ -150,16 +145,7 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator, _Computing, _Netw
             return None
         if isinstance(self.hidden, (str, bytes)) or not isinstance(self.hidden, (Sequence, np.ndarray)):
             raise SettingError(setting="hidden", seen=self.hidden, need="widths, such as (64, 64)")
-        return [as_whole("width", width, 1, "hidden") for width in self.hidden]
-
-    def _rate(self) -> Any:
-        """The first learning rate; None: the default."""
-        lr = self.lr
-        if lr is None:
-            return None
-        if isinstance(lr, bool) or not isinstance(lr, (int, float, np.number)) or not 0 < lr < np.inf:
-            raise SettingError(setting="lr", seen=lr, need="a finite number above 0")
-        return float(lr)
+        return [within("hidden", width, Width) for width in self.hidden]
 
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "model_")
