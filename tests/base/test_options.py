@@ -37,6 +37,7 @@ from gradloom.base.training_options import TrainerOptions
 from gradloom.cli.config import asked, command
 from gradloom.cli.setting import command_settings, settings_of
 from gradloom.cli.settings_file import read, save
+from tests.llm.random_models import rows_of, write
 from tests.refused import refused
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +108,7 @@ def test_only_fields_of_compared_records_decide_bits() -> None:
     """A resume compares those of TrainerOptions and TuneOptions; in another record `bits=True` would do nothing."""
     compared = options_of(TrainerOptions, TuneOptions)
     for name in ("gl.fit", "gl.dp_train", "gl.llm.finetune", "gl.llm.plan"):
-        wrong = [key for key, one in options_of(*docs().functions()[name]).items() if one.bits is True]
+        wrong = [key for key, one in options_of(*docs().functions()[name]).items() if one.bits]
         assert set(wrong) <= set(compared), name
 
 
@@ -241,3 +242,17 @@ def test_numbers_of_numpy_become_those_of_python() -> None:
     assert within("n", None, Whole | None) is None
     with refused("n", None, need="a whole number of at least 1"):
         within("n", None, Whole)
+
+
+def test_a_state_that_is_compared_in_place_of_an_option_is_in_the_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, set[str]] = {}
+    run = gl.llm.Run(write(tmp_path), rows_of(4), val_split=0.5)
+    found["gl.llm.finetune"] = {*run.loop.identity().settings, "placement"}  # of the environment, on several devices
+    monkeypatch.setattr(gl.train.Loop, "run", lambda loop, _: found.update({"gl.fit": {*loop.identity().settings}}))
+    model = gl.nn.Ensemble(gl.nn.MemberLinear(2, 3, 2))
+    gl.fit(model, (X, Y), loss="cross_entropy", folds=2, progress=False)
+    for function, records in docs().functions().items():
+        names = {one.compared_as for one in options_of(*records).values()} - {""}
+        assert names <= found.get(function.replace("plan", "finetune"), set()), function

@@ -48,13 +48,13 @@ class PassOptions:
         32,
         "rows per optimiser step; fewer training rows than that are one smaller batch",
         Flag("fit", "Rows per step. [default: depends on the number of rows]", default=decided),
-        bits="batch_size",
+        compared_as="batch_size",
     )
     micro_batch_size: Whole | None = option(
         None,
         "maximum number of rows computed at once, by default the batch or a rank's equal share of it; gradients add up",
         Flag("fit", "Rows computed at a time; gradients add up to the batch. [default: the batch, or a rank's share]"),
-        bits="micro_batch_size",
+        compared_as="micro_batch_size",
     )
     val_split: Share = option(
         0.0,
@@ -64,7 +64,7 @@ class PassOptions:
             "Share of the training rows to validate on. [default: none of a table, 0.05 of idx]",
             default=decided,
         ),
-        bits="rows",
+        compared_as="rows",
     )
     folds: Count = option(
         0,
@@ -76,7 +76,7 @@ class PassOptions:
             "0: none. [default: the number of networks]",
             default=decided,
         ),
-        bits="folds",
+        compared_as="folds",
     )
 
 

@@ -112,16 +112,17 @@ class Flag:
 class Option:
     """A field of a record.
 
-    bits   affects result bits. True: a resume compares the value by name; a text: the name of the derived state that
-           is compared instead
-    saved  written to a run's settings.toml
-    typed  the annotation for type checkers, where the field's own is less precise
+    bits         a resume compares the value by name
+    compared_as  documentation: the name of the derived state that a resume compares instead (runs/identity.py)
+    saved        written to a run's settings.toml
+    typed        the annotation for type checkers, where the field's own is less precise
     """
 
     doc: str
     default: Any
     flags: tuple[Flag, ...] = ()
-    bits: bool | str = False
+    bits: bool = False
+    compared_as: str = ""
     saved: bool = True
     typed: str = ""
     name: str = ""
@@ -145,12 +146,13 @@ def option(
     default: Any = dataclasses.MISSING,
     doc: str = "",
     *flags: Flag,
-    bits: bool | str = False,
+    bits: bool = False,
+    compared_as: str = "",
     saved: bool = True,
     typed: str = "",
 ) -> Any:
     """A field of a record; see Option and Flag."""
-    made = Option(" ".join(doc.split()), default, flags, bits, saved, typed)
+    made = Option(" ".join(doc.split()), default, flags, bits, compared_as, saved, typed)
     return dataclasses.field(default=default, metadata={"option": made})
 
 
@@ -289,10 +291,10 @@ def values_of(settings: Any, *records: type) -> dict[str, Any]:
 
 def bits_of(settings: Any, *records: type) -> dict[str, Any]:
     """The values that a resume compares by name."""
-    return {name: getattr(settings, name) for name, one in options_of(*records).items() if one.bits is True}
+    return {name: getattr(settings, name) for name, one in options_of(*records).items() if one.bits}
 
 
 def default_bits(*records: type) -> dict[str, Any]:
     """Likewise of a run without any of these options, as one that an earlier version has saved."""
-    defaults = {name: one.default for name, one in options_of(*records).items() if one.bits is True}
+    defaults = {name: one.default for name, one in options_of(*records).items() if one.bits}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
