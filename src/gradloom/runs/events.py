@@ -64,8 +64,9 @@ class Subscriber(Contribution):
 
     on_sample(sample) and on_checkpoint(path) are emitted by subscribers.
 
-    StopTraining from on_progress and on_segment ends the pass at once; from other events when all subscribers have
-    received the event. Any other exception ends the run.
+    StopTraining from on_progress, on_segment, on_sample and on_checkpoint ends the pass at once; from other events it
+    ends the pass, or outside of the steps of a pass the run, when all subscribers have received the event. `finish` and
+    `end` follow. Any other exception ends the run.
     """
 
     @property
