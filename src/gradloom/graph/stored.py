@@ -19,6 +19,7 @@ from ..base.aligned import ALIGNMENT, address_of, aligned_empty
 from ..base.arrays import as_array
 from ..base.dtypes import DType, Shaped, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
+from .numbers import check_range
 from .scope import current_device
 from .stack import Stack
 
@@ -460,10 +461,5 @@ def _numbers(name: str, data: object, kind: str | DType) -> np.ndarray:
         raise ShapeError(f"parameter {name}: rows differ in length; need a rectangular array") from None
     if given.dtype.kind not in "fiub" and given.dtype.name != "bfloat16":
         raise DTypeError(f"parameter {name}: got {given.dtype}; need numbers for {dtype(kind).name}")
-    if given.dtype == np.float64 and given.size and dtype(kind).is_float:
-        for extreme in (np.maximum.reduce(given, axis=None), np.minimum.reduce(given, axis=None)):
-            with np.errstate(over="ignore"):
-                overflows = np.isinf(extreme.astype(dtype(kind).numpy)) and not np.isinf(extreme)
-            if overflows:
-                raise DTypeError(f"parameter {name}: {extreme:g} is too large for {dtype(kind).name}")
+    check_range(f"parameter {name}", given, dtype(kind))
     return given
