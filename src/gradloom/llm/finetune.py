@@ -50,7 +50,7 @@ from .records import records_of
 from .rows import Rows, read_rows
 from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
 from .table import training_table
-from .tuning import Job, Tuning, split_arguments
+from .tuning import Tuning, TuningJob, split_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -154,7 +154,9 @@ class Run(Tuning):
                 self._reading = memory.resident_peak()
                 memory.trim()
                 self.train_rows, self.val_rows = rows.train, rows.val
-                job = Job(loaded, trained, asked, *sizes_of(rows, use.eval_rows), ranks, exchange, self.saver, options)
+                job = TuningJob(
+                    loaded, trained, asked, *sizes_of(rows, use.eval_rows), ranks, exchange, self.saver, options
+                )
                 super().__init__(placed("finetune", job, use.gpu_layers, use.gpu_memory))
                 if self.earlier is not None:
                     self.earlier.load(self.trainer, loaded, trained)

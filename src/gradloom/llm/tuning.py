@@ -70,7 +70,7 @@ class Settings(TuneOptions):
                 object.__setattr__(self, name, default)
         as_interval("sample_every", self.sample_every, "steps", "epochs", place="finetune")
 
-    def settled(self, adapter: Adapter) -> Settings:
+    def with_rate_of(self, adapter: Adapter) -> Settings:
         """With the default learning rate of the adapter."""
         if self.lr is not None:
             return self
@@ -139,10 +139,10 @@ def split_arguments(
 
 
 @dataclass(frozen=True)
-class Job:
+class TuningJob:
     """All that decides the programs of a fine-tuning, and so their bytes. A run and its plan are each made of one.
 
-    rows, val_rows: how many train, and how many each evaluation reads; held: how many there are in all; context: tokens
+    rows, val_rows: rows that train, and that each evaluation reads; all_rows: rows of the data; context: tokens
     of each. saver: of a run that may be resumed, which then has the micro-batches that it had. options: of gl.compile.
     layers: those that run on a GPU.
     """
@@ -152,7 +152,7 @@ class Job:
     settings: Settings
     rows: int
     val_rows: int
-    held: int
+    all_rows: int
     context: int
     ranks: Communicator | None
     exchange: str
@@ -178,9 +178,9 @@ class Tuning:
     """The trainer of a fine-tuning and the sizes of its batches. Nothing is trained here, and no array is made before a
     step is compiled for a device that runs it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TuningJob) -> None:
         model, adapter, layers = job.model, job.adapter, job.layers
-        settings = job.settings.settled(adapter)
+        settings = job.settings.with_rate_of(adapter)
         options = placed_options(job.options, layers)
         self.job, self.model, self.adapter, self.settings, self.layers = job, model, adapter, settings, layers
         self.context, self.ranks, self.saver = job.context, job.ranks, job.saver

@@ -11,7 +11,7 @@ import numpy as np
 from .. import ops
 from ..graph.graph import storage_leaf
 from ..graph.leaves import Parameter, constant, stored_value
-from ..graph.stored import Stored, held
+from ..graph.stored import Stored, arrays_locked
 from ..graph.value import Value
 
 
@@ -50,7 +50,7 @@ class Average:
             return
         if shown:
             self._shown = {w: mean.stored for w, mean in self.arrays.items()}
-        with held((), [*self._shown, *self._shown.values()]):
+        with arrays_locked((), [*self._shown, *self._shown.values()]):
             for w, mean in self._shown.items():
                 other = w.read().copy()
                 w.write(mean.read())
@@ -62,7 +62,7 @@ class Average:
     def restart(self) -> None:
         """Begin anew, from the weights as they are."""
         self.show(False)
-        with held((), [mean.stored for mean in self.arrays.values()]):
+        with arrays_locked((), [mean.stored for mean in self.arrays.values()]):
             for w, mean in self.arrays.items():
                 mean.stored.write(w.read())
 

@@ -146,7 +146,7 @@ class Loop(LoopState):
                 while (self._pass is not None or self.steps < self.steps_total) and not self.stopped:
                     self._run_pass(source)
             except BaseException as error:
-                self._emit_to_all("stopped", error)
+                self._emit_to_all("on_stop", error)
                 self._pass = None
                 raise
             self._emit_to_all("finish")
@@ -166,7 +166,7 @@ class Loop(LoopState):
             self._announce("on_before", self.before)
 
     def _stop(self, error: StopTraining) -> None:
-        self._emit_to_all("stopped", error)
+        self._emit_to_all("on_stop", error)
         self.stopped = True
 
     def _run_pass(self, source: RowSource) -> None:
