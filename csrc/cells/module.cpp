@@ -22,7 +22,7 @@ template <class T> nb::object as_array(std::vector<T>&& values) {
 }
 
 std::string_view bytes_of(nb::handle object) {
-  if (PyBytes_Check(object.ptr())) return {PyBytes_AS_STRING(object.ptr()), size_t(PyBytes_GET_SIZE(object.ptr()))};
+  if (PyBytes_Check(object.ptr())) return {PyBytes_AsString(object.ptr()), size_t(PyBytes_Size(object.ptr()))};
   if (!PyUnicode_Check(object.ptr())) throw nb::type_error("cells: need a list of str or bytes");
   Py_ssize_t size;
   const char* text = PyUnicode_AsUTF8AndSize(object.ptr(), &size);

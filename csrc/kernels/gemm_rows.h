@@ -15,6 +15,7 @@ namespace gradloom::GL_ISA::gemm {
 
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kRowColumns = 64;   // sums that wait for their bias or gate
+constexpr int kUnrolled = F::N > 1 ? 32 : 1;  // without vectors the sums are no registers, and loops stay loops
 constexpr int64_t kRowsAhead = 8192;  // bytes of W that are fetched ahead: twice as fast as what a core foresees
 
 struct Floats {
@@ -49,16 +50,16 @@ inline void dot_side_by_side(const float* x, int64_t ldx, const uint8_t* w, int6
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
     for (int i = 0; i < M; i++)
-#pragma GCC unroll 32
+#pragma GCC unroll kUnrolled
       for (int v = 0; v < V; v++) sum[r][i][v] = F::zero();
   const uint8_t* ahead = w + kRowsAhead;  // the rows lie one behind the other: what comes is fetched in its order
   int64_t at = 0;
   for (; at + Q::kElements <= k; at += Q::kElements, w += Q::kBytes) {
     const std::array<typename Q::Head, R> heads = heads_of<Q>(w, w_step, std::make_index_sequence<R>());
-#pragma GCC unroll 16
+#pragma GCC unroll kUnrolled
     for (int b = 0; b < R * Q::kBytes; b += 64) __builtin_prefetch(ahead + b);
     ahead += R * Q::kBytes;
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
     for (int c0 = 0; c0 < kChunks; c0 += kTogether)
 #pragma GCC unroll 4
       for (int r = 0; r < R; r++)
@@ -67,7 +68,7 @@ inline void dot_side_by_side(const float* x, int64_t ldx, const uint8_t* w, int6
           const uint8_t* const block = w + r * w_step;
           F y[V];
           Q::template chunk<As>(block, heads[r], c, [&](int p, F numbers) { y[p / F::N] = numbers; });
-#pragma GCC unroll 32
+#pragma GCC unroll kUnrolled
           for (int v = 0; v < V; v++)
 #pragma GCC unroll 4
             for (int i = 0; i < M; i++)
@@ -92,7 +93,7 @@ inline void dot_side_by_side(const float* x, int64_t ldx, const uint8_t* w, int6
     for (int i = 0; i < M; i++) {
 #pragma GCC unroll 5
       for (int half = V / 2; half > 0; half /= 2)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnrolled
         for (int v = 0; v < half; v++) sum[r][i][v] = sum[r][i][v] + sum[r][i][v + half];
       sums[i * kRowColumns + r] = reduce_add(sum[r][i][0]);
     }
