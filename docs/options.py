@@ -46,11 +46,9 @@ def functions() -> dict[str, tuple[type, ...]]:
 
 def commands() -> dict[str, Any]:
     """The commands by name, in the order of `gradloom --help`."""
-    import typer
-
     from gradloom.cli.main import app
 
-    return dict(typer.main.get_command(app).commands)
+    return dict(app.commands)
 
 
 def page() -> str:
@@ -65,7 +63,7 @@ def _section(name: str) -> str:
     options = [p for p in command.params if p.param_type_name == "option"]
     line = " ".join(["gradloom", name, *(a.name.upper() for a in arguments)])
     lines = [f"    {line} [options]", "", "| argument or option | |", "|---|---|"]
-    lines += [f"| `{a.name.upper()}` | {_text(a.help)} |" for a in arguments]
+    lines += [f"| `{a.name.upper()}` | {_text(a.text)} |" for a in arguments]
     for option in options:
         forms = ", ".join(f"`{form}`" for form in [*option.opts, *option.secondary_opts])
         needed = " Needed." if option.required else ""

@@ -552,9 +552,7 @@ def test_no_instruction_hides_what_exists():
 
 
 def _commands() -> dict[str, Any]:
-    import typer
-
-    return dict(typer.main.get_command(app).commands)
+    return dict(app.commands)
 
 
 def test_instructions_of_the_command_name_its_options_and_commands():
