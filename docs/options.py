@@ -68,7 +68,7 @@ def _section(name: str) -> str:
         forms = ", ".join(f"`{form}`" for form in [*option.opts, *option.secondary_opts])
         needed = " Needed." if option.required else ""
         default = option.default
-        shown = not option.is_flag and default is not None and not callable(default) and default != ()
+        shown = not (option.is_flag or option.required or option.multiple) and default is not None
         lines.append(f"| {forms} | {_text(option.help)}{needed}{f' [default: {default}]' if shown else ''} |")
     return "\n".join(lines) + "\n"
 

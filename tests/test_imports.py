@@ -163,7 +163,7 @@ def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
     assert found == {"run/executable.py", "nn/module.py", "plan/memory.py", "ops"}
 
 
-HEAVY = ("torch", "jax", "rich", "typer", "click", "gguf", "safetensors", "tokenizers", "jinja2", "pandas", "scipy")
+HEAVY = ("torch", "jax", "click", "gguf", "safetensors", "tokenizers", "jinja2", "pandas", "scipy")
 HEAVY += ("matplotlib", "hypothesis", "mpi4py", "msgspec", "sklearn")
 
 

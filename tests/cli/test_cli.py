@@ -32,7 +32,7 @@ def test_help_is_quick_to_start():
     code = "import sys; from gradloom.cli.main import main; main(['--help']); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, check=True)
     assert "fit" in done.stdout and "predict" in done.stdout
-    for heavy in ("'numpy'", "'rich'", "'gguf'", "'safetensors'", "'torch'", "'sklearn'", "'msgspec'"):
+    for heavy in ("'numpy'", "'gguf'", "'tokenizers'", "'safetensors'", "'torch'", "'sklearn'", "'msgspec'"):
         assert heavy not in done.stdout
 
 

@@ -33,10 +33,10 @@ def optional(module: str, place: str, extra: str) -> Any:
         raise missing(place, extra) from None
 
 
-def need_llm(place: str) -> None:
+def need_llm() -> None:
     """BackendError unless all packages of the extra llm are installed. Imports none of them."""
     if any(find_spec(name) is None for name in EXTRAS["llm"]):
-        raise missing(place, "llm")
+        raise missing("language model", "llm")
 
 
 def missing(place: str, extra: str) -> BackendError:

@@ -79,7 +79,7 @@ def merge(
     need_path(out_path, "merge", "out_path", "a path: that of the GGUF file to write")
     if kind is not None and kind not in FILE_TYPES:
         raise SettingError(setting="type", seen=kind, need=f"one of {' '.join(FILE_TYPES)}", place="merge")
-    need_llm(f"{model_path}")
+    need_llm()
     read = [model_path, *files_given(adapter_path)]
     refuse_input(out_path, *read)
     if Path(out_path).suffix != ".gguf":

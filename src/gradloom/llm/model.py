@@ -67,7 +67,7 @@ class Model(AttributeHints):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         from ..files.gguf import open_gguf
 
-        need_llm(f"{path}")
+        need_llm()
         self.file = open_gguf(path)
         self.path = str(path)
         metadata = self.file.metadata

@@ -57,7 +57,7 @@ class Tokenizer(AttributeHints):
     """
 
     def __init__(self, metadata: Mapping[str, Any], name: str = "") -> None:
-        need_llm(name or "tokenizer")
+        need_llm()
         self.name = name
         self._where = f"{name}: " if name else ""
         model = metadata.get("tokenizer.ggml.model")
