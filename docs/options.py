@@ -46,9 +46,12 @@ def functions() -> dict[str, tuple[type, ...]]:
 
 def commands() -> dict[str, Any]:
     """The commands by name, in the order of `gradloom --help`."""
+    import click
+
     from gradloom.cli.main import app
 
-    return dict(app.commands)
+    context = click.Context(app)
+    return {name: app.get_command(context, name) for name in app.list_commands(context)}
 
 
 def page() -> str:

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import click
@@ -19,7 +20,6 @@ from ..base.memory import need_start_memory
 from ..base.native import PACKAGE
 from ..base.settings import core_count
 from ..base.uploads import shown_by
-from .chat import chat
 from .common import (
     OF_PYTHON,
     Quiet,
@@ -36,21 +36,10 @@ from .common import (
     warn,
     with_value,
 )
-from .doctor import doctor
-from .evaluate import evaluate
-from .finetune import finetune
-from .fit import fit
-from .generate import generate
-from .info import info
-from .merge import merge
-from .parser import HELP_FLAGS, Argument, Group, command, declared
-from .plan import plan
-from .predict import predict
+from .parser import HELP_FLAGS, Argument, Command, Group, command, declared
 from .progress import Uploads
-from .rerun import rerun
-from .runs import runs
-from .verify import verify
 
+_COMMANDS = "fit predict finetune rerun runs generate chat evaluate plan verify info merge doctor"
 _LONGEST = 2000  # characters of an error, whose middle is left out: input may be of any length
 
 
@@ -58,17 +47,6 @@ def _print_version(context: click.Context, _option: click.Parameter, wanted: boo
     if wanted:
         print(f"gradloom {__version__}")
         context.exit()
-
-
-_VERSION = click.Option(
-    ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
-)
-app = Group(
-    "gradloom",
-    help="Train models as planned, proved computation graphs on a small native core.",
-    params=[_VERSION],
-    context_settings=HELP_FLAGS,
-)
 
 
 def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
@@ -117,8 +95,36 @@ def _with_quiet(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-for one in (fit, predict, finetune, rerun, runs, generate, chat, evaluate, plan, verify, info, merge, doctor):
-    app.add_command(command(_stoppable(one if one in (runs, info, doctor) else _with_quiet(one))))
+def _load(name: str) -> Command:
+    function = getattr(import_module(f".{name}", __package__), name)
+    return command(_stoppable(function if name in ("runs", "info", "doctor") else _with_quiet(function)))
+
+
+_VERSION = click.Option(
+    ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+app = Group(
+    "gradloom",
+    [
+        "fit",
+        "predict",
+        "finetune",
+        "rerun",
+        "runs",
+        "generate",
+        "chat",
+        "evaluate",
+        "plan",
+        "verify",
+        "info",
+        "merge",
+        "doctor",
+    ],
+    _load,
+    help="Train models as planned, proved computation graphs on a small native core.",
+    params=[_VERSION],
+    context_settings=HELP_FLAGS,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,8 +8,9 @@ A parameter without a default is required. Its type is str, int, float, bool or 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
@@ -50,10 +51,17 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group that lists its commands in the order in which they were added."""
+    """A group of these commands, in this order, each of which is loaded when it is used."""
+
+    def __init__(self, name: str, names: Sequence[str], load: Callable[[str], Command], **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self._names, self._load = tuple(names), cache(load)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return list(self._names)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> Command | None:
+        return self._load(cmd_name) if cmd_name in self._names else None
 
 
 class _Argument(click.Argument):
