@@ -185,7 +185,7 @@ inline void run_product<TileProduct>(const Call& call, const Tensor& z, TileProd
 
 }  // namespace gradloom::GL_ISA::gemm
 
-namespace gradloom::GL_ISA::limits {
+namespace gradloom::GL_ISA::peaks {
 
 // Products of tiles in registers.
 template <>
@@ -212,4 +212,4 @@ inline void run_limit<gemm::Pairs>(const Call& call, int, int, int, void*) {
   call.status->value = rounds * 4 * 2 * 32 * kTileWords;
 }
 
-}  // namespace gradloom::GL_ISA::limits
+}  // namespace gradloom::GL_ISA::peaks
