@@ -21,7 +21,8 @@ PACKAGES = {
     "tomli-w": "settings files",
 }
 if sys.version_info < (3, 11):
-    PACKAGES["tomli"] = "settings files"  # the standard library reads them from then on
+    PACKAGES["tomli"] = "settings files"  # the standard library reads them from then onif sys.platform == "win32":
+    PACKAGES["colorama"] = "the progress bar"
 
 _MEASURING_BYTES = 512 << 20  # of checking the kernels, about
 

@@ -39,7 +39,10 @@ from .common import (
 from .parser import HELP_FLAGS, Argument, Command, Group, command, declared
 from .progress import Uploads
 
-_COMMANDS = "fit predict finetune rerun runs generate chat evaluate plan verify info merge doctor"
+_COMMANDS = (
+    "fit", "predict", "finetune", "rerun", "runs", "generate", "chat", "evaluate", "plan", "verify", "info", "merge",
+    "doctor",
+)  # fmt: skip
 _LONGEST = 2000  # characters of an error, whose middle is left out: input may be of any length
 
 
@@ -105,21 +108,7 @@ _VERSION = click.Option(
 )
 app = Group(
     "gradloom",
-    [
-        "fit",
-        "predict",
-        "finetune",
-        "rerun",
-        "runs",
-        "generate",
-        "chat",
-        "evaluate",
-        "plan",
-        "verify",
-        "info",
-        "merge",
-        "doctor",
-    ],
+    _COMMANDS,
     _load,
     help="Train models as planned, proved computation graphs on a small native core.",
     params=[_VERSION],
