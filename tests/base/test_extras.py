@@ -127,6 +127,16 @@ def test_the_extras_are_those_of_the_project() -> None:
         assert listed and tuple(re.findall(r'"([\w-]+)', listed[1])) == packages
 
 
+def test_the_lock_file_has_every_package_for_development() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    lists = re.findall(r"^(?:dependencies|llm|test|dev) = \[(.*?)\]$", text, re.M | re.S)
+    assert len(lists) == 4
+    needed = {name.lower().replace("_", "-") for name in re.findall(r'"([\w-]+)', " ".join(lists))} - {"gradloom"}
+    lock = (ROOT / "requirements-dev.lock").read_text()
+    assert needed <= set(re.findall(r"^([\w-]+)==", lock, re.M))
+    assert "://" not in lock
+
+
 def test_tables_and_networks_import_no_package_of_an_extra(tmp_path: Path) -> None:
     """Not even where it is installed."""
     names = {*EXTRAS["llm"], "wgpu", "pyarrow", "sklearn", "matplotlib", "tensorboardX", "mpi4py"}
