@@ -6,11 +6,13 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests import processes
 from tests.budgets import Budgets
+from tests.json_checks import Document, check_values
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: tests send it to their own process
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,6 +28,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def no_process_outlives_its_test() -> Iterator[None]:
     yield
     processes.end_all()
+
+
+@pytest.fixture(autouse=True)
+def json_fits_its_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each JSON object that a test prints or writes has the declared keys and types (docs/json.md)."""
+    named = Document.named
+
+    def checked(self: Document, values: Any) -> dict[str, Any]:
+        check_values(self, values)
+        return named(self, values)
+
+    monkeypatch.setattr(Document, "named", checked)
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_the_rest_runs(results: dict[str, Any], work: str) -> None:
 
 def test_doctor_lists_what_is_missing(results: dict[str, Any]) -> None:
     lines = results["doctor --json"][1].splitlines()
-    assert re.search(r"^extra llm +not installed: pip install 'gradloom\[llm\]'$", "\n".join(lines), re.M)
+    assert re.search(r"^\[llm\] +not installed: pip install 'gradloom\[llm\]'$", "\n".join(lines), re.M)
     found = json.loads(lines[-1])
     assert "; without the extra llm not checked: linear_cross_entropy" in "\n".join(lines)
     assert found["extras"]["llm"] == dict.fromkeys(EXTRAS["llm"]) and found["problems"] == []

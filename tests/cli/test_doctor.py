@@ -60,6 +60,19 @@ def test_all_is_well(capsys, fresh, monkeypatch):
     assert found["bf16_units"] == "AMX" and found["bf16_gain"] == 3.14
 
 
+def test_other_platforms_are_marked(capsys, fresh, monkeypatch):
+    code, out = run(capsys, "--json", "--quick")
+    found = json.loads(out.splitlines()[-1])
+    assert code == 0 and f"isa            the kernels of {found['isa']} are used" in out
+    assert found["tested"] is (found["system"] in ("Linux x86_64",)) and found["tested"] is ("built" not in out)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    code, out = run(capsys, "--json", "--quick")
+    assert code == 0 and "platform       built, not tested on this platform\n" in out
+    found = json.loads(out.splitlines()[-1])
+    assert (found["system"], found["tested"]) == ("Linux aarch64", False)
+
+
 def test_adapters_are_measured(capsys, fresh, monkeypatch):
     """As they are listed: each with what it reaches, or why it cannot be measured."""
     there = devices.devices()[:1] + [devices.Device("gpu", "a card", "", "DiscreteGPU", "Vulkan", None, (), LIMITS)]

@@ -268,7 +268,8 @@ def test_ctrl_c_before_the_first_step_leaves_what_is_there(capsys, tmp_path, mon
     monkeypatch.setattr("gradloom.data.read_table", stop)  # before there is anything to tell
     code, out, err = run(capsys, "fit", DIGITS, "--out", tmp_path / "out", "--json")
     assert code == 130 and err.splitlines()[-1] == "gradloom: interrupted"
-    assert json.loads(out) == {"data": os.path.abspath(DIGITS), "model": None, "steps": 0, "interrupted": True}
+    nothing = {"data": os.path.abspath(DIGITS), "model": None, "steps": 0, "interrupted": True}
+    assert json.loads(out) == {"schema": "gradloom.fit/1", **nothing}
     assert run(capsys, "fit", DIGITS, "--out", tmp_path / "out")[:2] == (130, "")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"old" and len(os.listdir(tmp_path / "out")) == 1
 

@@ -148,8 +148,8 @@ def test_merge(capsys, tmp_path, model, adapter):
     code, out, err = run(capsys, "merge", model, adapter, "-o", out_path, "--type", "f16", "--json")
     result = json.loads(out.splitlines()[-1])
     file = open_gguf(out_path)
-    assert (code, err) == (0, "") and f"adapter  {adapter}: 2 tensors changed\n" in out
-    assert f"written  {out_path}: {file.size:,} bytes, tensors f16 16, f32 5\n" in out
+    assert (code, err) == (0, "") and f"adapter    {adapter}: 2 tensors changed\n" in out
+    assert f"written    {out_path}: {file.size:,} bytes, tensors f16 16, f32 5\n" in out
     assert (result["bytes"], result["changed"], result["type"]) == (file.size, 2, "f16")
     assert result["tensors"] == {"f16": 16, "f32": 5} and result["notes"] == [] and result["seconds"] > 0
     before, after = open_gguf(model).floats("blk.0.attn_q.weight"), file.array("blk.0.attn_q.weight")

@@ -414,7 +414,8 @@ def test_ctrl_c_before_the_first_step(capsys, tmp_path, path, text, monkeypatch)
     assert run(capsys, "finetune", path, text)[::2] == (130, "gradloom: interrupted\n")
     code, out, _ = run(capsys, *told)
     assert code == 130 and json.loads(out) == {
-        "model": str(path), "data_file": str(text), "out": None, "steps": 0, "interrupted": True
+        "schema": "gradloom.finetune/1", "model": str(path), "data_file": str(text), "out": None, "steps": 0,
+        "interrupted": True
     }  # fmt: skip
     monkeypatch.setattr(importlib.import_module("gradloom.llm.generate").Generator, "_feed", stop)
     assert run(capsys, "generate", path, "--prompt", "once")[0] == 130

@@ -18,6 +18,7 @@ from gradloom.files import open_gguf
 from gradloom.llm import evaluate, generate, load
 from gradloom.llm.generate import Generator
 from tests.cli.command import run
+from tests.json_checks import ANY
 
 TEXT = "the cat sat on the mat and looked at the dog. " * 20
 
@@ -137,10 +138,11 @@ def test_predict_names_the_row_and_the_node(table: Path, capsys: Any) -> None:
 
 
 def test_json_has_no_number_that_is_not_finite() -> None:
-    assert json.loads(json_text({"a": {"loss_unc": math.nan, "test_r2": math.nan}, "b": None})) == {"a": {}, "b": None}
+    found = json.loads(json_text(ANY, {"a": {"loss_unc": math.nan, "test_r2": math.nan}, "b": None}))
+    assert found == {"schema": "test/1", "a": {}, "b": None}
     for value in (math.nan, math.inf, -math.inf):
         with pytest.raises(NonFiniteError, match="loss"):
-            json_text({"a": [{"loss": value}]})
+            json_text(ANY, {"a": [{"loss": value}]})
     with pytest.raises(NonFiniteError, match="r2"):
-        json_text({"r2": math.inf})
-    assert json_text({"loss": math.nan}, strict=False) == '{"loss": null}'
+        json_text(ANY, {"r2": math.inf})
+    assert json_text(ANY, {"loss": math.nan}, strict=False) == '{"schema": "test/1", "loss": null}'

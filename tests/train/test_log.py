@@ -117,9 +117,11 @@ def test_one_of_several_ranks_writes(tmp_path):
 
 
 def test_what_is_not_finite_is_null_with_its_reason(tmp_path):
-    line = log_files.text_of({"kind": "epoch", "loss": math.nan, "val_loss": -math.inf, "lr": 0.1})
+    head = {"kind": "epoch", "step": 1, "epoch": 1, "time": 2.0, "seconds": 3.0}
+    line = log_files.text_of({**head, "loss": math.nan, "val_loss": -math.inf, "lr": 0.1})
     assert json.loads(line) == {
-        "kind": "epoch", "loss": None, "val_loss": None, "lr": 0.1, "not_finite": {"loss": "nan", "val_loss": "-inf"}
+        "schema": "gradloom.metrics/1", **head,
+        "loss": None, "val_loss": None, "lr": 0.1, "not_finite": {"loss": "nan", "val_loss": "-inf"},
     }  # fmt: skip
     assert "NaN" not in line and "Infinity" not in line
 
@@ -279,7 +281,8 @@ def test_a_csv_file_holds_the_same_lines(tmp_path):
         rows = list(csv.DictReader(file))
     assert len(rows) == len(lines)
     for row, line in zip(rows, lines, strict=True):
-        assert {name: value for name, value in row.items() if value} == {k: str(v) for k, v in line.items()}
+        cells = {name: str(value) for name, value in line.items() if name != "schema"}
+        assert {name: value for name, value in row.items() if value} == cells
     assert next(csv.reader(open(tmp_path / "metrics.csv", newline="")))[:3] == ["kind", "step", "epoch"]  # noqa: SIM115
 
 
@@ -318,7 +321,11 @@ def test_event_files_hold_the_same_lines(tmp_path):
     found = events(tmp_path / "tensorboard")
     assert [step for step, _ in found] == [line["step"] for line in lines]
     for (_, scalars), line in zip(found, lines, strict=True):
-        numbers = {f"{line['kind']}/{k}": v for k, v in line.items() if k not in ("kind", "step", "time")}
+        numbers = {
+            f"{line['kind']}/{k}": v
+            for k, v in line.items()
+            if isinstance(v, float | int) and k not in ("step", "time")
+        }
         assert scalars == pytest.approx(numbers, rel=1e-6)
 
 

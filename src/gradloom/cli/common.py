@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import math
 import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 from ..base import interrupts
 from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
+from ..base.exit_codes import Exit, of_signal
 from ..base.finetune_options import FinetuneOutput, PlacingOptions
+from ..base.json_documents import Document
+from ..base.messages import log
 from ..base.terminal import shown_on, to_stderr
 from ..base.training_options import DeviceOptions, RankOptions
 from .parser import Option
@@ -49,9 +53,10 @@ def remember(words: Sequence[str]) -> None:
 
 
 def show_reports(shown: bool) -> None:
-    """Whether this command shows progress and reports."""
+    """Whether this command shows progress, reports and messages below a warning."""
     global _reports
     _reports = shown
+    log.setLevel(logging.INFO if shown else logging.WARNING)
 
 
 def shows_reports() -> bool:
@@ -171,15 +176,15 @@ def with_value(flag: str, value: Any) -> str:
 _UNDEFINED = ("_unc", "roc_auc", "r2")  # ends of names of numbers that some rows do not define
 
 
-def json_text(result: dict[str, Any], strict: bool = True) -> str:
-    """One line of strict JSON. A byte of a file's name that is no UTF-8, and what ends a line elsewhere than in JSON,
-    become escapes. A number that is not defined (NaN of an uncertainty, of ROC AUC or R2) is left out. Any other number
-    that is not finite is a NonFiniteError that names it; with strict=False it becomes null.
+def json_text(document: Document, values: Mapping[str, Any], strict: bool = True) -> str:
+    """A JSON document in one line of strict JSON. A byte of a file's name that is no UTF-8, and what ends a line
+    elsewhere than in JSON, become escapes. A number that is not defined (NaN of an uncertainty, of ROC AUC or R2) is
+    left out. Any other number that is not finite is a NonFiniteError that names it; with strict=False it becomes null.
     """
     import json
     import re
 
-    text = json.dumps(_plain(result, "", strict), ensure_ascii=False)
+    text = json.dumps(_plain(document.named(values), "", strict), ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -217,13 +222,13 @@ def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
 
 
 @contextlib.contextmanager
-def json_when_stopped(as_json: bool, **known: Any) -> Iterator[None]:
+def json_when_stopped(as_json: bool, document: Document, **known: Any) -> Iterator[None]:
     """Print `known` as the JSON object, with 0 steps, if a signal stops the block before the training."""
     try:
         yield
     except KeyboardInterrupt:
         if as_json and not _quiet:
-            print(json_text({**known, "steps": 0, "interrupted": True}))
+            print(json_text(document, {**known, "steps": 0, "interrupted": True}))
         raise
 
 
@@ -233,9 +238,9 @@ _late: list[KeyboardInterrupt] = []  # the signal that came while files were wri
 _handler = interrupts.Raising()
 
 
-def exit_code(stop: BaseException | None) -> int:
-    """Of a command that was stopped: 128 and the number of the signal. The parser makes another exception of it."""
-    return 128 + interrupts.number_of(stop if isinstance(stop, KeyboardInterrupt) else _handler.last)
+def exit_code(stop: BaseException | None) -> Exit:
+    """Of a command that was stopped by a signal. The parser makes another exception of it."""
+    return of_signal(stop if isinstance(stop, KeyboardInterrupt) else _handler.last)
 
 
 def raise_lost_signal() -> None:
@@ -251,7 +256,7 @@ def stdout_exit_code(code: int) -> int:
 
 def late_exit_code(code: int) -> int:
     """The code of a command that was done, or that of the signal that came while it wrote its files."""
-    return exit_code(_late[0]) if _late and code == 0 else code
+    return exit_code(_late[0]) if _late and code == Exit.DONE else code
 
 
 @contextlib.contextmanager

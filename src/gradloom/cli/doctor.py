@@ -7,7 +7,10 @@ import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from ..base.exit_codes import Exit
 from ..base.extras import EXTRAS, install
+from ..base.json_facts import DOCTOR
+from ..base.platforms import UNTESTED, is_tested
 from .common import Json, columns, json_text, need_whole
 from .parser import Option
 
@@ -21,7 +24,8 @@ PACKAGES = {
     "tomli-w": "settings files",
 }
 if sys.version_info < (3, 11):
-    PACKAGES["tomli"] = "settings files"  # the standard library reads them from then onif sys.platform == "win32":
+    PACKAGES["tomli"] = "settings files"  # the standard library reads them from then on
+if sys.platform == "win32":
     PACKAGES["colorama"] = "the progress bar"
 
 _MEASURING_BYTES = 512 << 20  # of checking the kernels, about
@@ -47,8 +51,8 @@ def doctor(
         print(f"problem: {line}")
     print("all is well" if not wrong else f"{len(wrong)} problem{'s' * (len(wrong) > 1)}")
     if json:
-        print(json_text(facts | {"problems": wrong}))
-    return 1 if wrong else 0
+        print(json_text(DOCTOR, facts | {"problems": wrong}))
+    return Exit.FAILED if wrong else Exit.DONE
 
 
 def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
@@ -57,15 +61,16 @@ def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tupl
 
     system = f"{platform.system()} {platform.machine()}"
     facts: dict[str, Any] = {"gradloom": __version__, "python": platform.python_version(), "system": system}
+    facts["tested"] = is_tested()
     lines = [("gradloom", f"{__version__}, Python {facts['python']}, {system}")]
+    if not facts["tested"]:
+        lines.append(("platform", UNTESTED))
     facts["packages"], wrong = _packages()
     lines.append(("packages", _versions(facts["packages"])))
     facts["extras"] = {}
     for extra, packages in EXTRAS.items():
         facts["extras"][extra] = found = {name: _version(name) for name in packages}
-        lines.append(
-            (f"extra {extra}", _versions(found) if all(found.values()) else f"not installed: {install(extra)}")
-        )
+        lines.append((f"[{extra}]", _versions(found) if all(found.values()) else f"not installed: {install(extra)}"))
     try:
         import gradloom.ops  # noqa: F401 (fills the registry of ops)
 
@@ -119,7 +124,8 @@ def _core(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], wro
         facts["isa"], facts["threads"] = facts["isas"][0], machine.core_count()
         wrong.append(f"the environment: {error}")
     others = [isa for isa in facts["isas"] if isa != facts["isa"]]
-    lines.append(("isa", f"{facts['isa']}" + (f" (this machine also runs {', '.join(others)})" if others else "")))
+    also = f" (this machine also runs {', '.join(others)})" if others else ""
+    lines.append(("isa", f"the kernels of {facts['isa']} are used{also}"))
     lines.append(("cores", f"{machine.core_count()}, of which {facts['threads']} are used"))
     facts["cores"] = machine.core_count()
     _processor(machine, facts, lines)

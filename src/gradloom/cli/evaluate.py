@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ..base.errors import NonFiniteError, SettingError
 from ..base.finetune_options import DATA_HELP
+from ..base.json_documents import EVALUATE
 from ..base.memory import resident_peak
 from ..base.settings import PRECISIONS
 from .common import (
@@ -124,7 +125,7 @@ def evaluate(
         sys.stderr if json else None,
     )
     if json:
-        print(json_text(result))
+        print(json_text(EVALUATE, result))
     return code
 
 

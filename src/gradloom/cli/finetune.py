@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..base.json_documents import FINETUNE
 from ..base.memory import resident_peak, show_bytes
 from .common import (
     columns,
@@ -48,7 +49,7 @@ def run(asked: Asked[Any]) -> int:
     asked = resumed(asked)
     with asked.naming_places(), contextlib.ExitStack() as claimed:
         use = settle(asked)
-        with json_when_stopped(use.json, model=use.model, data_file=use.data, out=None):
+        with json_when_stopped(use.json, FINETUNE, model=use.model, data_file=use.data, out=None):
             inputs = Inputs(model=use.model, data=use.data, val=use.val, lora=use.lora, chat_template=use.chat_template)
             job, planned = _prepare(use, asked.ranks, inputs, claimed)
             raise_lost_signal()
@@ -174,7 +175,7 @@ def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
     report |= device_report(planned)
     columns(_summary(run, planned, use, report), sys.stderr if use.json else None)
     if use.json and not is_quiet():
-        print(json_text(report))
+        print(json_text(FINETUNE, report))
     return 0 if interruption is None else exit_code(interruption)
 
 
@@ -258,15 +259,21 @@ def _summary(run: Run, planned: MemoryPlan, use: Any, report: Mapping[str, Any])
         own = "" if run.model.tokenizer.chat_template is None else ", in place of the model's own"
         lines.append(("template", f"{use.chat_template}, saved with it{own}"))
     lines.append(("use it", _use(run, use.out)))
+    if Path(use.out).suffix == ".gguf":
+        lines.append(("elsewhere", to_paste(["llama-server", "-m", *_model_words(run, use.out)])))
     return lines
 
 
 def _print_unsaved(run: Run, use: Any, interrupted: bool) -> None:
     """The JSON object of a run that ended before its first step: nothing is saved."""
     if use.json and not is_quiet():
-        print(json_text(run.report | {"data_file": use.data, "out": None, "interrupted": interrupted}))
+        print(json_text(FINETUNE, run.report | {"data_file": use.data, "out": None, "interrupted": interrupted}))
 
 
 def _use(run: Run, place: str) -> str:
-    words = [place] if run.method == "full" else [run.model.path, "--lora", place]
-    return to_paste(["gradloom", "generate", *words]) + ' --prompt "..."'
+    return to_paste(["gradloom", "generate", *_model_words(run, place)]) + ' --prompt "..."'
+
+
+def _model_words(run: Run, place: str) -> list[str]:
+    """The words of a command for the model with its adapter; llama.cpp's commands have the same."""
+    return [place] if run.method == "full" else [run.model.path, "--lora", place]

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..base.fit_options import FitOptions, Group
+from ..base.json_documents import FIT
 from ..base.options import values_of
 from ..base.training_options import DeviceOptions
 from .common import (
@@ -65,7 +66,7 @@ def _fit(use: Any, ranks: Communicator | None) -> int:
     inputs = Inputs(data=use.data, test=use.test, **{f"val.{name}": file for name, file in (use.val or {}).items()})
     path, report = (os.path.join(use.out, name) for name in (MODEL, RESULT))
     with contextlib.ExitStack() as claimed:
-        with json_when_stopped(use.json, data=use.data, model=None), agreed(ranks):
+        with json_when_stopped(use.json, FIT, data=use.data, model=None), agreed(ranks):
             if is_root(ranks):
                 for name in (MODEL, RESULT, SETTINGS):
                     refuse_input(os.path.join(use.out, name), *inputs.paths.values())
@@ -114,7 +115,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
                 warn("interrupted before the first step; nothing is saved")
                 if job.use.json and is_root(job.ranks):
                     nothing = {"steps": 0, "ending": "interrupted", "interrupted": True, "model": None}
-                    print(json_text(measure(job, seconds) | nothing))
+                    print(json_text(FIT, measure(job, seconds) | nothing))
                 return exit_code(stop)
             if isinstance(stop, TrainError) and not job.use.resume:
                 stop.extended(after="; this was before the first step was done, and nothing is saved")
@@ -162,7 +163,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
         if not interrupted:
             summarise(job, result)
         if job.use.json:
-            print(json_text(result))
+            print(json_text(FIT, result))
     return exit_code(stop) if interrupted else 0
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import NonFiniteError
+from ..base.json_documents import FIT
 from ..base.memory import resident_peak
 from .common import columns, json_text, print_report, saved_weights, to_paste, warn
 from .fit_settings import MAY_CHANGE, FitSettings, rows_of
@@ -316,7 +317,7 @@ def write_result(path: str, result: dict[str, Any]) -> None:
     """The numbers of a training as a file."""
     from ..files import atomic_write
 
-    text = json_text(result, strict=False) + "\n"
+    text = json_text(FIT, result, strict=False) + "\n"
     with atomic_write(path, len(text)) as file:
         file.write(text.encode())
 

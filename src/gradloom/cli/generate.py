@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ..base.json_documents import GENERATE
 from ..base.memory import resident_peak, show_bytes
 from ..base.settings import PRECISIONS
 from ..base.terminal import shown_on
@@ -92,14 +93,14 @@ def generate(
         shown.add("\n")
         if json and shown.pieces:
             ended = {"ended": "interrupted", "peak_bytes": resident_peak(), "interrupted": True}
-            print(json_text(common | {"text": "".join(shown.pieces)} | ended))
+            print(json_text(GENERATE, common | {"text": "".join(shown.pieces)} | ended))
         return exit_code(stopped)
     shown.add("\n")
     print_report(_summary(done))
     if layers is not None:
         print_report(shown_layers(done.layers))
     if json:
-        print(json_text(common | _numbers(done) | layers_report(layers, done.layers)))
+        print(json_text(GENERATE, common | _numbers(done) | layers_report(layers, done.layers)))
     return 0
 
 

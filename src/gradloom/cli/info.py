@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ..base.json_facts import INFO_GGUF, INFO_MODEL
 from .common import Json, columns, json_text
 from .parser import Argument, Option
 
@@ -48,11 +49,12 @@ def info(
     from .info_model import describe_model, is_saved_model
 
     if is_saved_model(file):
+        document = INFO_MODEL
         facts, lines, layers = describe_model(file)
         columns([(name, _short(text, 600)) for name, text in lines])
         print(f"\n{layers}")
     else:
-        facts = describe(open_gguf(file))
+        document, facts = INFO_GGUF, describe(open_gguf(file))
         columns(_lines(facts))
     if keys:
         print()
@@ -61,7 +63,7 @@ def info(
         print()
         _table(_each(facts["tensors"]) if tensors else _grouped(facts["tensors"]))
     if json:
-        print(json_text(facts))
+        print(json_text(document, facts))
     return 0
 
 

@@ -16,6 +16,7 @@ import click
 
 from .. import __version__
 from ..base.errors import GradloomError
+from ..base.exit_codes import Exit
 from ..base.memory import need_start_memory
 from ..base.native import PACKAGE
 from ..base.settings import core_count
@@ -117,7 +118,7 @@ app = Group(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code: 0 done, 2 bad input (one line on stderr), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
+    """Run the command; returns its exit code (base/exit_codes.py).
 
     What only a fault of ours raises, such as a TypeError, shows its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -182,7 +183,7 @@ def _of_parser(error: click.ClickException, context: click.Context | None) -> st
 
 def _stdout_failed(error: StdoutError | BrokenPipeError) -> int:
     """The exit code if stdout is closed or full; one line on stderr unless the pipe was closed."""
-    return stdout_exit_code(1 if isinstance(error, BrokenPipeError) else _refuse(str(error)))
+    return stdout_exit_code(Exit.FAILED if isinstance(error, BrokenPipeError) else _refuse(str(error)))
 
 
 def _what_failed(error: Exception) -> str:
@@ -210,7 +211,7 @@ def _has_working_directory() -> bool:
     return True
 
 
-def _refuse(message: str, code: int = 2) -> int:
+def _refuse(message: str, code: int = Exit.REFUSED) -> int:
     line = " ".join(message.split())
     if len(line) > _LONGEST:
         line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"

@@ -6,7 +6,8 @@ import sys
 import time
 from typing import Annotated, Any
 
-from .common import Json, columns, json_text, warn
+from ..base.json_documents import MERGE
+from .common import Json, columns, json_text, to_paste, warn
 from .parser import Argument, Option
 from .progress import change_line
 
@@ -47,12 +48,14 @@ def merge(
             ("model", model),
             ("adapter", f"{adapter}: {plural(len(done.changed), 'tensor')} changed"),
             ("written", f"{out}: {done.bytes:,} bytes, tensors {kinds}"),
+            ("use it", to_paste(["gradloom", "generate", out]) + ' --prompt "..."'),
+            ("elsewhere", to_paste(["llama-server", "-m", out])),
         ]
     )
     if json:
         result: dict[str, Any] = {"model": model, "adapter": adapter, "out": out, "type": type, "bytes": done.bytes}
         result |= {"tensors": done.kinds, "changed": len(done.changed), "notes": done.notes}
-        print(json_text(result | {"seconds": time.perf_counter() - begin}))
+        print(json_text(MERGE, result | {"seconds": time.perf_counter() - begin}))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..base.json_documents import PLAN
 from ..base.settings import as_precision
 from .common import columns, json_text, print_report
 from .config import Asked, command
@@ -38,7 +39,7 @@ def run(asked: Asked[Any]) -> int:
     columns(rows)
     if use.json:
         about = {"model": use.model, "method": use.method, "optimizer": use.optimizer}
-        print(json_text(about | planned.report()))
+        print(json_text(PLAN, about | planned.report()))
     planned.check()
     return 0
 

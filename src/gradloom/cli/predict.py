@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ..base.json_documents import PREDICT
 from ..base.settings import PRECISIONS
 from .common import Device, Precision, json_text, need_one_of, print_report, warn
 from .parser import Argument, Option
@@ -110,7 +111,7 @@ def predict(
             answer["classes"] = preprocess.classes
         if out is None:
             answer |= ({"kept": kept} if names else {}) | _predictions(opened, outputs)
-        print(json_text(answer))
+        print(json_text(PREDICT, answer))
     return 0
 
 

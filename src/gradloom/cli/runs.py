@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..base.clock import utc
+from ..base.json_facts import RUNS
 from ..base.terminal import in_one_line
 from .common import Json, json_text, need_place, print_report
 from .parser import Argument
@@ -42,7 +43,7 @@ def runs(
     if not found:
         print_report(f"{folder}: no runs")
     if json:
-        print(json_text({"folder": folder, "runs": found}))
+        print(json_text(RUNS, {"folder": folder, "runs": found}))
     return 0
 
 
@@ -94,7 +95,7 @@ def _run(folder: Path, path: Path, about: dict[str, Any] | None) -> dict[str, An
         result = {}  # of the run before it
     numbers = {name: value for name, value in (about["latest"] or {}).items() if isinstance(value, (int, float))}
     numbers |= {name: value for name, value in result.items() if name.startswith(("train_", "val_", "test_"))}
-    seconds = result.get("seconds")
+    seconds, data = result.get("seconds"), result.get("data")
     return {
         "name": os.path.relpath(path, folder) if path != folder else os.path.basename(os.path.abspath(path)),
         "folder": str(path),
@@ -104,7 +105,7 @@ def _run(folder: Path, path: Path, about: dict[str, Any] | None) -> dict[str, An
         "seconds": seconds if _is_number(seconds) else _seconds(about["begun"], about["ended"]),
         "steps": about["step"],
         "epochs": about["epoch"],
-        "data": result.get("data"),
+        "data": data if isinstance(data, str) else None,
         "settings": SETTINGS if os.path.isfile(path / SETTINGS) else None,
         "numbers": {name: value for name, value in numbers.items() if not name.endswith("_unc")},
     }

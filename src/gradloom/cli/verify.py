@@ -6,7 +6,9 @@ import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
+from ..base.exit_codes import Exit
 from ..base.finetune_options import DATA_HELP
+from ..base.json_documents import VERIFY
 from ..base.settings import PRECISIONS
 from .common import Device, Json, Precision, Threads, json_text, need_one_of, need_whole, print_report
 from .language import (
@@ -91,8 +93,8 @@ def verify(
     first = next((check.node for check in wrong if check.node), "")
     print("all agree" if not wrong else "it is not right" + (f": look at {first}" if first else ""))
     if json:
-        print(json_text({"model": model, "data": data, "agrees": result.agrees} | asdict(result)))
-    return 0 if result.agrees else 1
+        print(json_text(VERIFY, {"model": model, "data": data, "agrees": result.agrees} | asdict(result)))
+    return Exit.DONE if result.agrees else Exit.FAILED
 
 
 def _progress(done: int, nodes: int) -> None:

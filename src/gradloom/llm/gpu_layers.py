@@ -10,8 +10,8 @@ from typing import Any, final
 
 from ..base.errors import SettingError
 from ..base.memory import as_bytes, show_bytes
+from ..base.messages import log
 from ..base.settings import switches
-from ..base.terminal import to_stderr
 from ..graph.scope import device_name, on_device
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
@@ -151,7 +151,7 @@ def layers_for(
         if count < int(gpu_layers):
             warning = f"gpu_layers={gpu_layers}: the model has {blocks} blocks, and all of them are on {gpu}"
     if warning and warn:
-        to_stderr(f"{who}: {warning}")
+        log.warning("%s: %s", who, warning)
     if not count:
         return None, rest
     layers = GpuLayers(blocks, count, head and (budget is None or held(count, True) <= budget), gpu)

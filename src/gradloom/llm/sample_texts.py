@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..base.errors import DataError, FileError, SettingError
+from ..base.messages import log
 from ..base.schema import items, table, text, whole
-from ..base.terminal import to_stderr
 from ..files.atomic import write_inside
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
@@ -131,7 +131,7 @@ class Samples(Subscriber):
         if error is not None:  # the folder's files may have taken the place of an older run's meanwhile
             error = _written(self._folder, lines)
         if error is not None:
-            to_stderr(f"{error}; training continues")
+            log.warning("%s; training continues", error)
 
     def state(self) -> dict[str, Any]:
         """Part of the state of a run."""

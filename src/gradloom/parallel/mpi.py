@@ -30,6 +30,7 @@ import numpy as np
 
 from ..base import interrupts
 from ..base.errors import ShapeError, TrainError
+from ..base.exit_codes import Exit, of_signal
 from ..base.terminal import to_stderr
 from .communicator import BUCKET_BYTES, Communicator, LocalSum, Reduction, described
 from .heartbeat import Place, Pulse, RankState
@@ -244,7 +245,7 @@ class MpiRank(Communicator):
             if (waited := time.monotonic() - begin) > START * self.timeout:
                 text = f"rank {missing[0]} did not come within {START * self.timeout:g} s; all {self.size} ranks end"
                 to_stderr(f"gradloom: rank {self.rank}: {text}: every rank must call this")
-                world.Abort(1)
+                world.Abort(Exit.FAILED)
             time.sleep(min(waited / 16, 0.01))
         self._kept.append(sent)
 
@@ -334,7 +335,7 @@ class MpiRank(Communicator):
                 to_stderr(f"gradloom: rank {self.rank}: {self._sentence()}")
             time.sleep(1 if self._states[0].gone and not self.is_root else 0)  # one call of Abort is enough
             stop = _interrupt(self._failure[1])
-            self.mpi.COMM_WORLD.Abort(1 if stop is None else 128 + interrupts.number_of(stop))
+            self.mpi.COMM_WORLD.Abort(Exit.FAILED if stop is None else of_signal(stop))
 
     def _wait_for_the_end(self) -> None:
         """Wait until all others have ended; after a failure they have the time-out to save and report."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..base.arguments import as_whole
 from ..base.errors import FileError, GradloomError, SettingError, TrainError
-from ..base.terminal import to_stderr
+from ..base.messages import log
 from ..files.atomic import remove_parts
 from ..files.checkpoint_files import (
     Encoded,
@@ -26,8 +26,8 @@ from ..files.inside import opened
 
 
 def print_line(text: str) -> None:
-    """One line on stderr."""
-    to_stderr(f"gradloom: {text}")
+    """A warning in one line."""
+    log.warning("gradloom: %s", text)
 
 
 class Checkpoints:

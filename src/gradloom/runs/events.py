@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..base.interrupts import StopTraining
-from ..base.terminal import to_stderr
+from ..base.messages import log
 
 
 class TimeIsUp(StopTraining):
@@ -101,10 +101,10 @@ class Subscriber(Contribution):
 
 
 class Notices(Subscriber):
-    """Prints notices on stderr, in place of a display."""
+    """Logs notices, in place of a display."""
 
     def on_notice(self, text: str) -> None:
-        to_stderr(text)
+        log.warning(text)
 
 
 def stop_raised_by(method: Callable[..., None], *values: Any) -> StopTraining | None:

@@ -31,6 +31,7 @@ from ..base.arguments import as_bool
 from ..base.clock import utc
 from ..base.described import Described, parse_object
 from ..base.errors import DataError, FileError, SettingError
+from ..base.json_facts import RUN
 from ..files.atomic import atomic_inside, claim, write_inside
 from ..files.checkpoint_files import Saved, manifests, plain, remove_unnamed
 from ..files.inside import opened
@@ -225,7 +226,7 @@ class RunFolder:
 
     def _write(self) -> None:
         about = {**self._about, "pid": os.getpid(), "host": socket.gethostname()}
-        write_inside(self._place / "run.json", json.dumps({"format": 1, **about}, indent=1).encode() + b"\n")
+        write_inside(self._place / "run.json", json.dumps(RUN.named({"format": 1, **about}), indent=1).encode() + b"\n")
 
     def _saved(self, manifest: Path) -> None:
         """A checkpoint is complete, with or without run.json; called in the thread of its writer."""

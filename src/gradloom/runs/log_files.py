@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from ..base.errors import FileError
 from ..base.extras import optional
+from ..base.json_facts import METRICS
 from ..files.atomic import atomic_inside
 from ..files.inside import opened
 from ..files.regular import open_regular
@@ -60,7 +61,7 @@ def text_of(record: Mapping[str, Any]) -> str:
     odd = {name: str(v) for name, v in record.items() if isinstance(v, float) and not math.isfinite(v)}
     if odd:
         record = {**record, **dict.fromkeys(odd), "not_finite": odd}
-    return json.dumps(record, allow_nan=False) + "\n"
+    return json.dumps(METRICS.named(record), allow_nan=False) + "\n"
 
 
 class DerivedFile(Protocol):
@@ -184,7 +185,8 @@ class CsvFile:
     def _write(self) -> None:
         """Write the lines that are not in the file yet."""
         assert self._file is not None
-        names = dict.fromkeys(name for line in self._lines[self._written :] for name in line if name != "not_finite")
+        new_lines = self._lines[self._written :]
+        names = dict.fromkeys(n for line in new_lines for n in line if n not in ("schema", "not_finite"))
         new = [name for name in names if name not in self._columns]
         if new:
             self._columns += new

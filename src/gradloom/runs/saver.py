@@ -24,9 +24,10 @@ from ..base.arguments import as_bool, as_whole
 from ..base.errors import NonFiniteError, SettingError, TrainError
 from ..base.interrupts import Held, held_back
 from ..base.interval import as_interval
+from ..base.messages import log
 from ..base.options import values_of
 from ..base.schema import whole
-from ..base.terminal import in_one_line, to_stderr
+from ..base.terminal import in_one_line
 from ..base.training_options import SaveOptions
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
@@ -158,14 +159,14 @@ class Saver(Subscriber):
         with agreed(self.ranks):
             loop.trainer.train_state.load(self.entries)
         if modules.warning() is not None and is_root_rank:
-            to_stderr(f"{self.path}: {modules.warning()}")
+            log.warning(f"{self.path}: {modules.warning()}")
         self.entries, self._place = None, self._place_now()
         if self.folder is not None and loop.history:
             self.folder.note(epoch=loop.history[-1].epoch, latest=loop.history[-1].numbers())
         if loop.stopped and is_root_rank:
-            to_stderr(f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished")
+            log.info(f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished")
         elif loop.steps >= loop.steps_total and loop.is_between_passes and is_root_rank:
-            to_stderr(f"{self.path}: this run has finished, after {loop.steps:,} steps; more epochs continue it")
+            log.info(f"{self.path}: this run has finished, after {loop.steps:,} steps; more epochs continue it")
 
     def _add_earlier(self) -> None:
         """Settings that the checkpoint of an earlier version lacks, as other files of the run record them."""
@@ -185,16 +186,16 @@ class Saver(Subscriber):
         records = [name for name in missing if name != FILES]
         if records and FILES in missing:
             text = f"not compared, the checkpoint of an earlier version lacks it: {', '.join(records)}"
-            to_stderr(f"{self.path}: {text}")
+            log.warning(f"{self.path}: {text}")
         files = [] if records else identity.other_files(self.saved_about)
         if files:
-            to_stderr(f"{self.path}: {'; '.join(files)}; the content that the run reads is the same")
+            log.info(f"{self.path}: {'; '.join(files)}; the content that the run reads is the same")
         if identity.unknown:
             text = f"whether these do the same as before is not known: {', '.join(identity.unknown)}"
-            to_stderr(f"{self.path}: {text}")
+            log.warning(f"{self.path}: {text}")
         other = identity.other_environment(self.saved_about)
         if other:
-            to_stderr(f"{self.path}: {'; '.join(other)}: the run continues, the same bits are not promised")
+            log.warning(f"{self.path}: {'; '.join(other)}: the run continues, the same bits are not promised")
             if self.folder is not None:
                 self.folder.note_other(other)
 

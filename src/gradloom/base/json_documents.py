@@ -1,0 +1,353 @@
+"""JSON documents for other programs: keys, types and units of result.json, run.json, metrics.jsonl and each --json.
+
+docs/json.md is generated from these declarations, and tests validate real outputs against them. Added keys keep the
+version of a document; a key that is removed or changes its type, unit or meaning requires the next version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of an object.
+
+    kind     its Python type, or a shape of objects: keys, [keys] for a list, {str: keys} for an object by name
+    meaning  its description
+    unit     of a number; "" without one
+    when     the condition under which the key is present; "" for always
+    pattern  name is a regular expression: any number of keys match it
+    """
+
+    name: str
+    kind: Any
+    meaning: str
+    unit: str = ""
+    when: str = ""
+    pattern: bool = False
+
+
+Keys = tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A JSON object that other programs read. schema: its name and version, the value of its key `schema`."""
+
+    schema: str
+    source: str  # where it is printed or written
+    keys: Keys
+
+    def named(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values with the key `schema` in front."""
+        return {"schema": self.schema, **values}
+
+
+Number = float | None  # null: not defined or not finite, in files; --json then ends with an error or omits the key
+
+
+def when(condition: str, *keys: Key) -> Keys:
+    """The keys with this condition, unless they have their own."""
+    return tuple(Key(k.name, k.kind, k.meaning, k.unit, k.when or condition, k.pattern) for k in keys)
+
+
+_LAYERS = when(
+    "with `--gpu-layers`",
+    Key("gpu_layers", int, "last blocks on the GPU"),
+    Key("gpu_head", bool, "whether the output matrix is on the GPU"),
+)
+_PEAK = Key("peak_bytes", int, "peak of resident memory of the process, measured", "bytes")
+_INTERRUPTED = Key("interrupted", bool, "whether a signal ended the command")
+_SECONDS = Key("seconds", float, "duration", "s")
+
+# ---- fit and predict ------------------------------------------------------------------------------------------------
+
+_READ = "once the data are read"
+_CLASSES = "for classification"
+_SPREADS = "uncertainty (standard error) of the number of that name"
+_EPOCH = (
+    Key("epoch", int, "from 1"),
+    Key("seconds", float, "of the epoch with its validation", "s"),
+    Key(r"lr.*", float, "learning rate; with groups one for each", pattern=True),
+    Key(r".+", Number, "loss, accuracy, ... of training; val_loss, ... of validation; grad_norm_mean", pattern=True),
+)
+_OF_A_CLASS = (
+    Key("precision", float, "correct rows among those predicted as this class"),
+    Key("recall", float, "rows of this class that were predicted as it"),
+    Key("f1", float, "harmonic mean of both"),
+    Key("rows", int, "test rows of this class"),
+)
+FIT = Document(
+    "gradloom.fit/1",
+    "`gradloom fit --json`, `gradloom rerun --json` of a fit, `result.json`",
+    (
+        Key("data", str, "DATA as given"),
+        Key("model", str | None, "the saved model; null if nothing was saved"),
+        Key("steps", int, "optimiser steps done"),
+        _INTERRUPTED,
+        *when(
+            _READ,
+            Key("ending", str, "done, stopped after a time, interrupted, or stopped by an error"),
+            Key("task", str, "classification or regression"),
+            Key("target", str, "name of the target column"),
+            Key("rows_train", int, "rows trained on"),
+            Key("rows_val", int, "rows validated on"),
+            Key("rows_test", int, "test rows"),
+            Key("folds", int | None, "folds of an ensemble, each left out by one network"),
+            Key("train_loss", Number, "training loss in the epoch of the saved weights", when="after a step"),
+            Key("val_loss", Number, "the same of the validation rows", when="with validation rows"),
+            Key("test_loss", Number, "loss of the test rows", when="at the end, with test rows"),
+            Key(r"(train|val)_accuracy", float, "share of correct rows", when=_CLASSES, pattern=True),
+            Key(r"(train|val|test)_.+_unc", Number, _SPREADS, when="if defined", pattern=True),
+            Key(
+                r"test_(accuracy|balanced_accuracy|f1_macro|roc_auc|log_loss|brier)", Number,
+                "scores of the test rows, by scikit-learn's definitions", when=f"at the end, {_CLASSES}", pattern=True,
+            ),
+            Key(
+                r"test_(r2|rmse|mae)", Number, "scores of the test rows, in units of the target",
+                when="at the end, for regression", pattern=True,
+            ),
+            Key("test_classes", {str: _OF_A_CLASS}, "scores of each class by its name", when=f"at the end, {_CLASSES}"),
+            Key(
+                "test_confusion", list[list[int]], "test rows by true class (first index) and predicted class", "rows",
+                f"at the end, {_CLASSES}, up to 50 classes",
+            ),
+            Key("baseline", str, "the constant prediction that the test scores are compared with", when="at the end"),
+            Key(r"baseline_(accuracy|log_loss|rmse|mae)", float, "its scores", when="at the end", pattern=True),
+            Key(r".+\..+", Number, "NAME.loss, ... of a validation set", when="with `--val`", pattern=True),
+            Key("saved_epoch", int | None, "epoch of the saved weights"),
+            Key("hidden", list[int], "widths of the hidden layers"),
+            Key("epochs", int, "whole epochs done"),
+            Key("batch_size", int, "rows per step"),
+            Key("micro_batch_size", int | None, "rows computed at a time; null: the batch"),
+            Key("lr", float, "learning rate at the start"),
+            Key("loss", str, "name of the loss"),
+            Key("precision", str, "f32 or bf16"),
+            Key("optimizer", str, "its name"),
+            Key("seed", int, "random seed"),
+            Key("ranks", int, "processes"),
+            Key("seconds", float, "of training and validation", "s"),
+            Key("rows_per_second", int | None, "rows trained on", "1/s"),
+            Key("parameters", int, "numbers in the network's parameters"),
+            _PEAK,
+            Key("planned_bytes", int, "planned memory of a step", "bytes", "after an epoch"),
+            Key("device_bytes", int, "memory of the GPU", "bytes", "with `--device gpu`"),
+            Key("notes", list[str], "decisions on the data"),
+            Key("warnings", list[str], "warnings about data and results"),
+            Key("history", [_EPOCH], "an object for each whole epoch"),
+        ),
+    ),
+)  # fmt: skip
+_KNOWN_TARGET = "if DATA has the target"
+_SCORES = (
+    Key("rows_with_target", int, "rows with a known target"),
+    *when(
+        "with such rows",
+        Key("accuracy", float, "share of correct rows", when=_CLASSES),
+        Key(r"r2|rmse|mae", Number, "scores, in units of the target", when="for regression", pattern=True),
+        Key(r".+_unc", Number, _SPREADS, when="if defined", pattern=True),
+    ),
+)
+PREDICT = Document(
+    "gradloom.predict/1",
+    "`gradloom predict --json`",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("data", str, "DATA as given"),
+        Key("task", str, "classification or regression"),
+        Key("target", str, "name of the target column"),
+        Key("rows", int, "rows of DATA"),
+        Key("out", str | None, "the CSV file; null without `--out`"),
+        Key("notes", list[str], "decisions on the data"),
+        *when(_KNOWN_TARGET, *_SCORES),
+        Key("scores", {str: _SCORES}, "by part: train, val, test, left_out", when="if the model was trained on DATA"),
+        Key("warnings", list[str], "rows that were trained on", when="if there are such rows"),
+        Key("classes", list[str], "names, in the order of `probabilities`", when=_CLASSES),
+        Key("kept", dict[str, list[str]], "cells of these columns", when="with `--keep`, without `--out`"),
+        Key("predictions", list[str | float | list[float]], "of each row", when="without `--out`"),
+        Key("probabilities", list[list[float]], "of each row and class", when=f"without `--out`, {_CLASSES}"),
+    ),
+)
+
+# ---- language models ------------------------------------------------------------------------------------------------
+
+_ON_DEVICE = when(
+    "with `--device gpu`",
+    Key("device_bytes", int, "all buffers on the GPU", "bytes"),
+    Key("uploaded_bytes", int, "uploaded before the first step", "bytes"),
+    Key("on_device", dict[str, int], "buffers on the GPU by kind", "bytes"),
+    Key("transfers", int, "values that cross between the devices in a step", when="with `--gpu-layers`"),
+    Key("transferred_bytes", int, "their bytes", "bytes", "with `--gpu-layers`"),
+    *_LAYERS,
+)
+_SAMPLES = (
+    Key("path", str, "of the data"),
+    Key("kind", str, "of samples, with their keys"),
+    Key("counts", str, "which tokens count for the loss"),
+    Key("keys", list[str], "keys of the first line that are read"),
+    Key("unused", list[str], "keys of the first line that are not read"),
+    Key("samples", int, "samples read"),
+    Key("tokens", int, "tokens read"),
+    Key("counted", int, "tokens that count for the loss"),
+    Key("bad_lines", int, "invalid lines that were skipped"),
+    Key("bad", list[str], "the first of them: line and reason"),
+    Key("as_text", int, "samples with names of control tokens, read as text"),
+    Key("skipped", dict[str, int], "skipped samples by reason"),
+    Key("context", int, "tokens per row"),
+    Key("rows", int, "rows"),
+    Key("padding", float, "share of padding in the rows"),
+    Key("cut", int, "samples longer than the context"),
+    Key("cut_tokens", int, "tokens left out of them"),
+)
+FINETUNE = Document(
+    "gradloom.finetune/1",
+    "`gradloom finetune --json`, `gradloom rerun --json` of a finetune",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("data_file", str, "DATA as given"),
+        Key("out", str | None, "the adapter or model; null if nothing was saved"),
+        Key("steps", int, "optimiser steps done"),
+        _INTERRUPTED,
+        *when(
+            _READ,
+            Key("method", str, "lora or full"),
+            Key("parameters_trained", int, "numbers that train"),
+            Key("context", int, "tokens per row"),
+            Key("rows_train", int, "rows trained on"),
+            Key("rows_val", int, "rows validated on"),
+            Key("batch_size", int, "rows per step"),
+            Key("micro_batch_size", int, "rows computed at a time"),
+            Key("epochs", int, "whole epochs done"),
+            Key("seconds", float, "of training and validation", "s"),
+            Key("tokens", int, "tokens trained on"),
+            Key("tokens_per_second", Number, "of training", "1/s"),
+            Key("planned_bytes", int, "the arena and the scratch of all threads", "bytes"),
+            Key("planned_total_bytes", int, "planned peak of resident memory of the process", "bytes", "after a step"),
+            Key("resident_before_bytes", int, "resident memory before the first step", "bytes", "after a step"),
+            _PEAK,
+            Key("seed", int, "random seed"),
+            Key("precision", str, "f32 or bf16"),
+            Key("ranks", int, "processes"),
+            Key("saved_epoch", int, "epoch of the saved weights", when="after a step"),
+            Key("train_loss", float, "in the epoch of the saved weights", "nats/token", "after a step"),
+            Key("val_loss", float, "of the validation rows, saved weights", "nats/token", "with validation rows"),
+            Key("val_loss_before", float, "the same before the first step", "nats/token", "with validation rows"),
+            Key("test_loss", float, "of the test rows", "nats/token", "at the end, with test rows"),
+            Key(r"(train|val|test)_loss(_before)?_unc", float, _SPREADS, "nats/token", "if defined", pattern=True),
+            Key("data", _SAMPLES, "report of the reading of DATA"),
+            *_ON_DEVICE,
+        ),
+    ),
+)
+GENERATE = Document(
+    "gradloom.generate/1",
+    "`gradloom generate --json`",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("lora", str | None, "the adapter"),
+        Key("prompt", str, "the prompt as given"),
+        Key("prompt_tokens", int, "its tokens"),
+        Key("seed", int, "random seed"),
+        Key("text", str, "the generated text"),
+        Key("ended", str, "end, stop, length or interrupted"),
+        _PEAK,
+        _INTERRUPTED,
+        *when(
+            "if not interrupted",
+            Key("tokens", list[int], "ids of the generated tokens"),
+            _SECONDS,
+            Key("tokens_per_second", Number, "after the first token; null for one token", "1/s"),
+            *_LAYERS,
+        ),
+    ),
+)
+EVALUATE = Document(
+    "gradloom.evaluate/1",
+    "`gradloom evaluate --json`",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("data", str, "DATA as given"),
+        Key("lora", str | None, "the adapter"),
+        Key("perplexity", float, "exp of the mean loss per token"),
+        Key("test_loss", float, "mean loss per token", "nats/token"),
+        Key(r"(perplexity|test_loss)_unc", float, _SPREADS, when="if defined", pattern=True),
+        Key("tokens", int, "tokens that count"),
+        Key("rows", int, "windows measured"),
+        Key("context", int, "tokens per window"),
+        _SECONDS,
+        Key("tokens_per_second", float, "of the windows", "1/s"),
+        _PEAK,
+        _INTERRUPTED,
+        *_LAYERS,
+    ),
+)
+PLAN = Document(
+    "gradloom.plan/1",
+    "`gradloom plan --json`",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("method", str, "lora or full"),
+        Key("optimizer", str, "its name"),
+        Key("weights_bytes", int, "weights, mapped from the file", "bytes"),
+        Key("copies_bytes", int, "f32 copies of tensors of types that no kernel reads", "bytes"),
+        Key("trained_bytes", int, "the adapter, or the tensors that train", "bytes"),
+        Key("state_bytes", int, "the optimiser's moments", "bytes"),
+        Key("gradients_bytes", int, "accumulated gradients", "bytes"),
+        Key("inputs_bytes", int, "rows, constants and settings", "bytes"),
+        Key("arena_bytes", int, "activations, gradients and workspace of the largest step", "bytes"),
+        Key("scratch_bytes", int, "scratch of one thread", "bytes"),
+        Key("threads", int, "threads"),
+        Key("process_bytes", int, "graphs, bytecode, tokenizer, rest of huge pages", "bytes"),
+        Key("lower_bound_bytes", int, "the most bytes of the arena alive at once", "bytes"),
+        Key("unshared_bytes", int, "the arena without shared buffers", "bytes"),
+        Key("steps", int, "instructions of the largest step"),
+        Key("available_bytes", int | None, "available memory; null: unknown", "bytes"),
+        Key("base_bytes", int, "resident memory before the run", "bytes"),
+        Key("reading_bytes", int, "peak of reading the data; 0 without DATA", "bytes"),
+        Key("device", str, "where the steps run"),
+        Key("needed_bytes", int, "memory of the run, on top of `base_bytes`", "bytes"),
+        Key("peak_bytes", int, "planned peak of resident memory of the process", "bytes"),
+        Key("planned_bytes", int, "the arena and the scratch of all threads", "bytes"),
+        Key("fits", bool, "whether `needed_bytes` are available"),
+        *_ON_DEVICE,
+    ),
+)
+_CHECK = (
+    Key("name", str, "of the check"),
+    Key("holds", bool, "its result"),
+    Key("found", str, "the finding"),
+    Key("node", str, 'the first node that differs, or ""'),
+)
+VERIFY = Document(
+    "gradloom.verify/1",
+    "`gradloom verify --json`",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("data", str, "DATA as given"),
+        Key("agrees", bool, "whether all checks hold"),
+        Key("tokens", int, "tokens that the step trained on"),
+        Key("steps", int, "instructions"),
+        Key("peak_bytes", int, "planned memory with buffers shared", "bytes"),
+        Key("unshared_bytes", int, "the same without sharing", "bytes"),
+        Key("loss", float, "of the step", "nats/token"),
+        Key("checks", [_CHECK], "an object for each check"),
+    ),
+)
+MERGE = Document(
+    "gradloom.merge/1",
+    "`gradloom merge --json`",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("adapter", str, "ADAPTER as given"),
+        Key("out", str, "the merged model"),
+        Key("type", str | None, "`--type`"),
+        Key("bytes", int, "size of the file", "bytes"),
+        Key("tensors", dict[str, int], "tensors by type"),
+        Key("changed", int, "tensors that the adapter changed"),
+        Key("notes", list[str], "changed types and rounding"),
+        _SECONDS,
+    ),
+)
