@@ -90,8 +90,8 @@ def test_the_command_finetune_trains_as_the_function(method: str) -> None:
     by_command = training(settle(asked), None)
     adapter = LoRA() if method == "lora" else TrainedTensors("all")
     names = {one.name for one in dataclasses.fields(Settings)}
-    mine = Settings(**{name: value for name, value in by_command.items() if name in names}).settled(adapter)
-    theirs = Settings(method=method).settled(adapter)
+    mine = Settings(**{name: value for name, value in by_command.items() if name in names}).with_rate_of(adapter)
+    theirs = Settings(method=method).with_rate_of(adapter)
     alike = {"epochs": 1, "weight_decay": 0.0, "method": method}  # what None means, see Tuning
     for name in names:
         one, other = (getattr(each, name) for each in (mine, theirs))

@@ -31,7 +31,31 @@ SEES["llm"] = set(SEES)
 SEES["tables"] = set(SEES) - {"llm"}
 SEES["cli"] = set(SEES)
 SEES["sklearn"] = {"base", "tables"}
-SUBSCRIBERS = {"runs/saver.py", "runs/folder.py", "runs/checkpoint.py", "train/display.py", "train/log.py"}
+
+
+def subscribers() -> set[str]:
+    """The files with a class that receives events of a loop: subscribers, callbacks, their contributions."""
+    classes = [
+        (path.relative_to(PACKAGE).as_posix(), node.name, {ast.unparse(base).split(".")[-1] for base in node.bases})
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    known: set[str] = set()
+    while (
+        more := {name for _, name, bases in classes if bases & {"Subscriber", "Contribution", "Callback", *known}}
+        - known
+    ):
+        known |= more
+    return {file for file, _, bases in classes if bases & {"Subscriber", "Contribution", "Callback", *known}}
+
+
+GIVEN = {  # files of subscribers that a loop imports
+    "runs/events.py": "the protocol, and the default in place of a display",
+    "train/callbacks.py": "the subscriber of its arguments callbacks=, on_epoch=, ...",
+    "train/stopping.py": "the monitored number of a result",
+}
+SUBSCRIBERS = subscribers() - set(GIVEN) | {"runs/folder.py", "runs/checkpoint.py"}  # which the saver writes
 NEVER = {  # a proof shares no code with the planner; a loop does not know its subscribers
     "train/loop.py": SUBSCRIBERS,
     "train/loop_state.py": SUBSCRIBERS,
@@ -39,6 +63,10 @@ NEVER = {  # a proof shares no code with the planner; a loop does not know its s
     "plan/check_schedule.py": {"plan/memory.py", "plan/order.py", "plan/layout.py", "plan/split.py"},
 }
 PUBLIC = {"train/__init__.py": {"tables"}}  # public names that are defined in a package above
+IMPORTERS = {  # which import modules of their own package, or of optional packages, by names that are computed
+    "__init__.py", "base/extras.py", "cli/main.py",
+    "llm/__init__.py", "llm/families/__init__.py", "llm/template_worker.py",
+}  # fmt: skip
 USERS = {"_core": {"run", "train"}, "_cells": {"data"}}  # who may talk to the native core, to the reader of tables
 
 
@@ -62,6 +90,16 @@ def imported(path: Path) -> Iterator[tuple[str, int]]:
             above = list(here[: len(here) - node.level]) if node.level else []
             source = [*above, *(node.module.split(".") if node.module else [])]
             names = [".".join([*source, a.name]) for a in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            name = node.args[0]
+            if not isinstance(name, ast.Constant):
+                assert path.relative_to(PACKAGE).as_posix() in IMPORTERS, (
+                    f"{path}:{node.lineno} computes what it imports"
+                )
+                continue
+            level = len(name.value) - len(name.value.lstrip("."))
+            above = list(here[: len(here) - level]) if level else []
+            names = [".".join([*above, name.value[level:]])]
         else:
             continue
         for name in names:
@@ -107,6 +145,17 @@ def circles(imports: dict[str, set[str]]) -> list[set[str]]:
     return sorted((set(group) for group in groups), key=sorted)
 
 
+def test_subscribers_are_found() -> None:
+    assert {
+        "runs/saver.py",
+        "train/display.py",
+        "train/log.py",
+        "llm/sample_texts.py",
+        "cli/fit_watch.py",
+    } < SUBSCRIBERS
+    assert "llm/samples.py" not in SUBSCRIBERS and set(GIVEN) <= subscribers()
+
+
 def test_no_circle_of_imports() -> None:
     """Between files: imports inside of functions and for type checkers count, too."""
     imports: dict[str, set[str]] = {}
@@ -148,11 +197,13 @@ def test_no_function_is_long() -> None:
 
 
 def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
-    """Function-level, aliased, absolute and relative imports are all found."""
+    """Function-level, aliased, absolute and relative imports are all found, and those by name."""
     path = PACKAGE / "plan" / "check.py"
     text = (
         "from ..run import executable\nimport gradloom.nn.module as m\n"
         "def f():\n    from .memory import place\n    from .. import ops\n"
+        "    import_module('gradloom.eager.trace').current()\n"
+        "    importlib.import_module('..train.loop', __package__)\n"
     )
     original = Path.read_text
     try:
@@ -160,7 +211,8 @@ def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
         found = {module for module, _ in imported(path)}
     finally:
         Path.read_text = original  # type: ignore[method-assign]
-    assert found == {"run/executable.py", "nn/module.py", "plan/memory.py", "ops"}
+    written = {"run/executable.py", "nn/module.py", "plan/memory.py", "ops"}
+    assert found == written | {"eager/trace.py", "train/loop.py"}
 
 
 HEAVY = ("torch", "jax", "click", "gguf", "safetensors", "tokenizers", "jinja2", "pandas", "scipy")
@@ -182,3 +234,27 @@ def test_every_public_name_exists() -> None:
     for name in gradloom.__all__:
         assert getattr(gradloom, name) is not None
     assert set(gradloom.__all__) <= set(dir(gradloom))
+
+
+NO_DEVICE = "SettingError: {}: device='nonsense' does not exist here; use "
+FIRST = [  # a fresh process's first statements, which need a floor that nothing has imported; and what they print
+    ("import gradloom as gl; gl.device('nonsense').__enter__()", NO_DEVICE.format("device")),
+    ("from gradloom.graph.scope import device; device('nonsense').__enter__()", NO_DEVICE.format("device")),
+    ("from gradloom.nn import Linear; Linear(1, 1).to('nonsense')", NO_DEVICE.format("to")),
+    ("import gradloom as gl; p = gl.parameter([2.0]); p.assign(p * 3); print(p.numpy())", "[6.]"),
+    ("from gradloom.nn import Linear; p = Linear(1, 1).init(0).bias; p.assign(p * 0 + 3); print(p.numpy())", "[3.]"),
+    (
+        "import gradloom as gl; gl.parameter(1.0).assign(gl.input('x'))",
+        "GraphError: tensor: x at <string>:1 of a graph",
+    ),
+    (
+        "from gradloom.graph.leaves import input; import gradloom.run.compile as c; c.compile(input('x'), device='y')",
+        "BackendError: backend: 'y' is not known; must be one of cpu, numpy, null, gpu",
+    ),
+]
+
+
+@pytest.mark.parametrize(("statements", "printed"), FIRST)
+def test_a_lower_floor_reaches_an_upper_one_at_its_first_call(statements: str, printed: str) -> None:
+    done = subprocess.run([sys.executable, "-c", statements], capture_output=True, text=True, timeout=60)
+    assert printed in (done.stdout + done.stderr).strip().split("\n")[-1]

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .base.habits import missing_name
+from .base.hooks import device_backends, eager_recorder, need_device
 from .base.locks import building
 
 if TYPE_CHECKING:
@@ -130,6 +131,11 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 _MODULES = ("data", "llm", "nn", "ops", "optim", "parallel", "sklearn", "train")
+
+
+need_device.connect(lambda: import_module(".run.backend", __name__).need_there)
+eager_recorder.connect(lambda: import_module(".eager.trace", __name__).current)
+device_backends["gpu"] = lambda: import_module(".gpu.backend", __name__)
 
 
 def __getattr__(name: str) -> Any:

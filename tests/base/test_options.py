@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
+import numpy as np
 import pytest
 
 import gradloom as gl
 from gradloom.base.errors import SettingError
 from gradloom.base.finetune_options import TuneOptions
-from gradloom.base.options import Flag, Share, Whole, bits_of, default_bits, option, options_of, taken, takes, values_of
+from gradloom.base.fit_options import NetworkOptions, PassOptions
+from gradloom.base.options import (
+    Flag,
+    Share,
+    Whole,
+    bits_of,
+    default_bits,
+    need_of,
+    option,
+    options_of,
+    taken,
+    takes,
+    values_of,
+    within,
+    without_none,
+)  # fmt: skip
 from gradloom.base.training_options import TrainerOptions
 from gradloom.cli.config import asked, command
 from gradloom.cli.setting import command_settings, settings_of
 from gradloom.cli.settings_file import read, save
+from tests.llm.random_models import rows_of, write
+from tests.refused import refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +108,7 @@ def test_only_fields_of_compared_records_decide_bits() -> None:
     """A resume compares those of TrainerOptions and TuneOptions; in another record `bits=True` would do nothing."""
     compared = options_of(TrainerOptions, TuneOptions)
     for name in ("gl.fit", "gl.dp_train", "gl.llm.finetune", "gl.llm.plan"):
-        wrong = [key for key, one in options_of(*docs().functions()[name]).items() if one.bits is True]
+        wrong = [key for key, one in options_of(*docs().functions()[name]).items() if one.bits]
         assert set(wrong) <= set(compared), name
 
 
@@ -140,3 +160,99 @@ def test_options_of_a_class_come_before_inherited_ones_and_replace_them() -> Non
     assert next(iter(options_of(TuneOptions))) == "method"
     assert list(options_of(Base, TuneOptions))[:2] == ["a", "b"]
     assert values_of(Base(a=3), Base, TuneOptions) == {"a": 3, "b": None}
+
+
+# ---- limits of arguments ---------------------------------------------------------------------------------------------
+
+X, Y = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32), np.arange(6) % 2
+
+
+def net() -> gl.nn.Module:
+    return gl.nn.Sequential(gl.nn.Linear(3, 2)).init(0)
+
+
+CALLS: dict[str, Any] = {
+    "gl.fit": lambda **given: gl.fit(net(), (X, Y), progress=False, **given),
+    "gl.Trainer": lambda **given: gl.Trainer(net(), **given),
+    "gl.dp_train": lambda **given: gl.dp_train(
+        net, [(X[:1], Y[:1])], loss_fn=lambda made, y: gl.ops.sum(made), iterations=1, **given
+    ),
+    "gl.llm.finetune": lambda **given: gl.llm.finetune("absent.gguf", "absent.txt", **given),
+    "gl.llm.plan": lambda **given: gl.llm.plan("absent.gguf", **given),
+    "Classifier": lambda **given: gl.sklearn.Classifier(**given).fit(X, Y),
+    "Regressor": lambda **given: gl.sklearn.Regressor(**given).fit(X, Y),
+}
+
+
+def kinds(call: str) -> dict[str, Any]:
+    """The types of the options by name, as this function checks them."""
+    if call.startswith("gl."):
+        return {name: one.kind for name, one in options_of(*docs().functions()[call]).items()}
+    every = options_of(PassOptions, NetworkOptions, TrainerOptions)
+    flags = {name: one.flag("fit") for name, one in every.items() if hasattr(getattr(gl.sklearn, call), name)}
+    return {name: flag.kind for name, flag in flags.items() if flag is not None and name != "class_weight"}
+
+
+def wrong_values(kind: Any) -> Iterator[Any]:
+    """Values beyond each limit of a type, and of another type."""
+    inner = without_none(kind)
+    plain, *limits = get_args(inner) if get_origin(inner) is Annotated else (inner,)
+    if plain is bool:
+        yield from ("no", 2)
+    elif get_origin(plain) is Literal:
+        yield from ("nonsense", 3)
+    elif limits and plain in (int, float, str):
+        yield from ((), True) if plain is not str else ((), 3)
+        beyond = {"ge": -1, "gt": 0, "le": math.inf if plain is float else 1 << 63, "lt": 1, "pattern": "soon"}
+        for name, bound in limits[0].limits:
+            assert not limits[0].allows(beyond[name]), bound
+            yield beyond[name]
+        if plain is float:
+            yield math.nan
+
+
+WRONG = [
+    pytest.param(call, name, value, kind, id=f"{call}-{name}-{value!r:.12}")
+    for call in CALLS
+    for name, kind in kinds(call).items()
+    for value in wrong_values(kind)
+]
+
+
+@pytest.mark.parametrize(("call", "name", "value", "kind"), WRONG)
+def test_a_value_beyond_the_limits_of_its_field_is_refused(call: str, name: str, value: Any, kind: Any) -> None:
+    need = "True or False" if kind is bool else need_of(without_none(kind), value)
+    with refused(name, need=need) as raised:
+        CALLS[call](**{name: value})
+    assert raised.value.seen is value
+
+
+def test_all_limits_are_tried() -> None:
+    tried = {(case.values[0], case.values[1]) for case in WRONG}
+    assert {("gl.fit", "batch_size"), ("gl.Trainer", "ema"), ("gl.dp_train", "on_nonfinite")} <= tried
+    assert {("gl.llm.finetune", "warmup"), ("gl.llm.plan", "context"), ("Classifier", "patience")} <= tried
+    assert {("gl.fit", "checkpoint_every"), ("gl.llm.finetune", "keep_best"), ("Regressor", "lr")} <= tried
+
+
+def test_numbers_of_numpy_become_those_of_python() -> None:
+    made = [
+        within("n", value, kind) for value, kind in ((np.int32(3), Whole), (np.float64(0.5), Share), (1, Whole | None))
+    ]
+    assert made == [3, 0.5, 1] and [type(one) for one in made] == [int, float, int]
+    assert within("n", None, Whole | None) is None
+    with refused("n", None, need="a whole number of at least 1"):
+        within("n", None, Whole)
+
+
+def test_a_state_that_is_compared_in_place_of_an_option_is_in_the_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, set[str]] = {}
+    run = gl.llm.Run(write(tmp_path), rows_of(4), val_split=0.5)
+    found["gl.llm.finetune"] = {*run.loop.identity().settings, "placement"}  # of the environment, on several devices
+    monkeypatch.setattr(gl.train.Loop, "run", lambda loop, _: found.update({"gl.fit": {*loop.identity().settings}}))
+    model = gl.nn.Ensemble(gl.nn.MemberLinear(2, 3, 2))
+    gl.fit(model, (X, Y), loss="cross_entropy", folds=2, progress=False)
+    for function, records in docs().functions().items():
+        names = {one.compared_as for one in options_of(*records).values()} - {""}
+        assert names <= found.get(function.replace("plan", "finetune"), set()), function

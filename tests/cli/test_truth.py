@@ -195,18 +195,22 @@ def test_a_class_without_test_rows_is_said(capsys, tmp_path):
     assert any(text.endswith("(difference +0.0000 +- 0.0000)") for text in found["warnings"])
 
 
-def test_a_score_that_validation_does_not_define_is_refused(capsys, tmp_path):
+def test_a_score_that_validation_does_not_define_is_refused_before_the_training(capsys, tmp_path, monkeypatch):
     """It would be nan at each evaluation: training would end, and the best weights would be none."""
+    monkeypatch.setattr("gradloom.train.loop.run_part", lambda *given, **more: pytest.fail("it trains"))
     alone = tmp_path / "alone.csv"
     for kind, metric, cell, need in (
-        (np.where(np.arange(600) % 10, "no", "yes"), "roc_auc", "no", "two classes"),
-        (X[:, 0] * 3, "r2", "1.5", "targets that differ"),
+        (np.where(np.arange(600) % 10, "no", "yes"), "roc_auc", "no", "two classes, or one of accuracy, "),
+        (X[:, 0] * 3, "r2", "1.5", "targets that differ, or one of rmse, mae"),
     ):
         alone.write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},{cell}\n" for a, b, c in X[:50]))
         path = write(tmp_path / "t.csv", kind)
         out = tmp_path / metric
-        code, _, err = run(capsys, "fit", path, "--val", alone, "--metric", metric, "--out", out, "--epochs", 3)
-        assert code == 2 and f"val_{metric} is not defined for the validation rows; use rows with {need}" in err
+        for loss in ("mse",) if metric == "r2" else ("mse", "cross_entropy"):
+            options = ("--metric", metric, "--epochs", 3, "--loss", loss, "--overwrite")
+            code, _, err = run(capsys, "fit", path, "--val", alone, "--out", out, *options)
+            assert code == 2
+            assert f"--metric {metric} is not defined for the validation rows; use rows with {need}" in err
 
 
 def test_an_uncertainty_that_is_not_known_is_not_shown():

@@ -29,7 +29,7 @@ from gradloom.base.errors import GradloomError
 from gradloom.files.atomic import atomic_write, claim, together, write_inside
 from gradloom.files.checkpoint_files import manifests
 from gradloom.runs.checkpoint import Checkpoints
-from gradloom.runs.files import settle
+from gradloom.runs.files import finish_change
 from gradloom.runs.folder import RunFolder, read_run, runs_in
 from gradloom.runs.log_files import CsvFile, Lines, read_metrics
 
@@ -214,7 +214,7 @@ def one(bed: Bed, number: int, said: collections.Counter[str]) -> None:
     if not is_late:
         change()
     read_all(run)
-    guarded("settle", lambda: settle(run))
+    guarded("finish_change", lambda: finish_change(run))
     guarded("train", train)
     guarded("together", lambda: write_together(run, 2))
     read_all(run)

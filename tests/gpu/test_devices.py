@@ -15,11 +15,11 @@ import pytest
 
 import gradloom as gl
 from gradloom import ops
+from gradloom.base.hooks import device_backends
 from gradloom.gpu import device as devices
 from gradloom.gpu import stored as on_device
 from gradloom.gpu.backend import GpuBackend, place_of
 from gradloom.graph.stored import bring_home, copies
-from gradloom.run import backend as backends
 from gradloom.train.arguments import with_backend
 from tests.cli.command import run
 from tests.refused import refused
@@ -195,7 +195,8 @@ def test_nothing_of_it_is_imported_before_it_is_used() -> None:
 
 @pytest.mark.no_adapter
 def test_the_name_is_taken_from_the_registry() -> None:
-    assert backends.LATE == {"gpu": "gradloom.gpu.backend"} and GpuBackend.name == "gpu"
+    assert list(device_backends) == ["gpu"] == [GpuBackend.name]
+    assert device_backends["gpu"]() is sys.modules[GpuBackend.__module__]
 
 
 def test_a_lost_device_says_so_and_the_next_program_gets_another() -> None:

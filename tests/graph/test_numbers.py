@@ -102,11 +102,55 @@ def test_an_array_without_a_masked_element_is_an_array():
     np.testing.assert_array_equal(gl.tensor(np.ma.masked_array(PLAIN)).numpy(), PLAIN)
 
 
-@pytest.mark.parametrize("numbers", [1e300, [0, -1e39], [3, 4e38]])
-def test_numbers_too_large_for_a_parameter_are_refused(numbers):
-    held = gl.parameter(np.zeros(np.shape(numbers)))
-    for call in (held.assign, gl.parameter):
-        with pytest.raises(gl.DTypeError, match="is too large for f32"):
-            call(numbers)
-    held.assign(np.full(np.shape(numbers), np.inf))  # infinite numbers stay what they are
-    assert np.isinf(held.numpy()).all()
+def loaded(numbers):
+    module = gl.nn.Module()
+    module.weight = gl.parameter(np.zeros(np.shape(numbers)), "weight")
+    module.load_state_dict({"weight": np.asarray(numbers)})
+    return module.weight
+
+
+TAKERS = {
+    "parameter": gl.parameter, "tensor": gl.tensor, "constant": gl.constant, "load_state_dict": loaded,
+    "assign": lambda numbers: gl.parameter(np.zeros(np.shape(numbers))).assign(numbers),
+    "expression": lambda numbers: gl.input("x", np.shape(numbers)) * np.asarray(numbers),
+    "eager expression": lambda numbers: gl.tensor(np.ones(np.shape(numbers))) * numbers,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("numbers", "first"),
+    [
+        (1e300, "1e+300"),
+        ([0, -1e39, 1e40], "-1e+39"),
+        ([np.nan, np.inf, 4e38], "4e+38"),
+        (np.full((2, 2), 1e39), "1e+39"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("take", TAKERS)
+def test_finite_numbers_too_large_for_a_dtype_are_refused(take, numbers, first):
+    with pytest.raises(gl.DTypeError) as raised:
+        TAKERS[take](numbers)
+    assert f": {first} is too large for f32" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [
+        (np.float32([1, 70000]), "f16"), (np.array([1, -70000]), "f16"), (np.float32([1, 3.4e38]), "bf16"),
+        (np.uint16([0, 65535]), "f16"), (np.broadcast_to(1e5, (2, 3)), "f16"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_too_large_for_a_narrow_dtype_are_refused(numbers, kind):
+    for make in (gl.tensor, gl.constant, lambda data, kind: gl.parameter(data, "w", kind)):
+        with pytest.raises(gl.DTypeError, match=f"is too large for {kind}"):
+            make(numbers, kind)
+
+
+def test_infinite_numbers_and_nan_stay():
+    numbers = np.array([np.inf, -np.inf, np.nan, 1e38, -3.4028235e38])
+    for make in (gl.tensor, gl.parameter, loaded):
+        np.testing.assert_array_equal(make(numbers).numpy(), numbers.astype(np.float32))
+    np.testing.assert_array_equal(gl.compile(gl.constant(numbers))()[0], numbers.astype(np.float32))
+    assert np.isinf(gl.tensor(np.inf).numpy()) and gl.tensor(3.4028235e38).numpy() == np.finfo(np.float32).max

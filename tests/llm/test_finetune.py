@@ -335,7 +335,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"method": "qlora"}, SettingError, "method='qlora': must be one of lora, full"),
+        ({"method": "qlora"}, SettingError, "method='qlora': must be lora or full"),
         ({"schedule": "cosin"}, SettingError, "schedule='cosin': must be"),
         ({"epochs": 1, "steps": 2}, SettingError, "epochs=1 and steps=2 are mutually exclusive"),
         ({"steps": 0}, SettingError, "steps=0: must be"),

@@ -8,7 +8,7 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.base.errors import GuardTripped
-from gradloom.run.diagnose import OVERFLOW, first_bad, stopped
+from gradloom.run.diagnose import OVERFLOW, first_bad, step_error
 
 
 def failed(x: np.ndarray, w: float = 1.0) -> tuple[object, list[gl.Value], tuple[gl.Value, ...]]:
@@ -90,11 +90,11 @@ def test_ordinary_numbers_are_not_held_for_the_cause_of_an_overflow():
 
 
 def test_the_error_says_step_cause_and_hint():
-    assert str(stopped(3, "row 7 of the data is not finite", 2)) == (
+    assert str(step_error(3, "row 7 of the data is not finite", 2)) == (
         "training stopped at step 3 (epoch 2): row 7 of the data is not finite; the weights before this step are kept; "
         "clean the data"
     )
     cause = "parameter w holds nan at [0] already"
-    assert str(stopped(1, cause)).endswith("; begin with finite parameters")
-    assert str(stopped(2, cause)).endswith("; a smaller learning rate may help")
-    assert str(stopped(3, "mul#4")).endswith("a smaller learning rate or scaled inputs may help")
+    assert str(step_error(1, cause)).endswith("; begin with finite parameters")
+    assert str(step_error(2, cause)).endswith("; a smaller learning rate may help")
+    assert str(step_error(3, "mul#4")).endswith("a smaller learning rate or scaled inputs may help")

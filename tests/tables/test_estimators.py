@@ -2,6 +2,7 @@
 
 # ruff: noqa: E402
 
+import inspect
 import json
 import pickle
 import subprocess
@@ -78,7 +79,7 @@ def test_settings_are_heeded():
         assert other.get_params()[name] == value
     np.testing.assert_array_equal(clone(base).set_params(threads=1).fit(x, y).predict_proba(x), probabilities)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(base)).predict_proba(x), probabilities)
-    with refused("optimizer", "ada", need="one of adamw"):
+    with refused("optimizer", "ada", need="adamw or adam"):
         Classifier(optimizer="ada").fit(x, y)
     with pytest.raises(gl.SettingError, match="class_weight: 'rose' is not a class of y"):
         Classifier(class_weight={"rose": 1.0}).fit(x, y)
@@ -272,13 +273,13 @@ def test_tables_of_texts_are_checked_as_arrays_are():
         ({"batch_size": 0}, "batch_size=0: must be"), ({"batch_size": -5}, "batch_size=-5: must be"),
         ({"lr": 0}, "lr=0: must be a finite number above 0"), ({"lr": "x"}, "lr='x': must be"),
         ({"lr": np.nan}, "lr=nan: must be"), ({"lr": True}, "lr=True: must be"),
-        ({"dropout": "x"}, "dropout='x': must be at least 0 and below 1"),
+        ({"dropout": "x"}, "dropout='x': must be a number of at least 0 and below 1"),
         ({"dropout": 1.0}, "dropout=1.0: must be"), ({"patience": -1}, "patience=-1: must be"),
-        ({"val_split": 1.0}, "val_split=1.0: must be at least 0 and below 1"),
+        ({"val_split": 1.0}, "val_split=1.0: must be a number of at least 0 and below 1"),
         ({"val_split": "x"}, "val_split='x': must be"), ({"val_split": True}, "val_split=True: must be"),
-        ({"hidden": (2.5,)}, "hidden: width=2.5: must be a whole number of at least 1"),
-        ({"hidden": ("a",)}, "hidden: width='a': must be"),
-        ({"hidden": (0,)}, "hidden: width=0: must be"),
+        ({"hidden": (2.5,)}, "hidden=2.5: must be a whole number of at least 1"),
+        ({"hidden": ("a",)}, "hidden='a': must be"),
+        ({"hidden": (0,)}, "hidden=0: must be"),
         ({"seed": None}, "seed=None: must be"),
         ({"hidden": (), "ensemble": 4}, "ensemble=4 requires at least one hidden layer"),
         ({"hidden": (), "dropout": 0.5}, "dropout=0.5 requires at least one hidden layer"),
@@ -319,3 +320,11 @@ def test_a_class_that_is_missing(labels):
     x = np.random.default_rng(0).standard_normal((4, 3))
     with pytest.raises(gl.DataError, match="row 2"):
         gl.sklearn.Classifier(epochs=1).fit(x, np.array(labels, object))
+
+
+def test_the_order_of_the_settings_is_public() -> None:
+    shared = "hidden epochs batch_size lr optimizer dropout ensemble val_split folds patience metric"
+    computing = "precision device threads seed"
+    assert " ".join(inspect.signature(gl.sklearn.Classifier).parameters) == f"{shared} class_weight {computing}"
+    assert " ".join(inspect.signature(gl.sklearn.Regressor).parameters) == f"{shared} {computing}"
+    assert clone(gl.sklearn.Classifier((3,), class_weight="balanced")).get_params()["class_weight"] == "balanced"

@@ -93,6 +93,31 @@ def test_a_stop_between_steps_waits_for_the_other_subscribers(event):
     ]  # fmt: skip
 
 
+STOPS = sorted({*EVENTS} - {"running", "on_progress", "on_segment", "on_notice", "on_sample", "on_checkpoint"})
+
+
+@pytest.mark.parametrize("event", STOPS)
+def test_a_stop_ends_the_run_in_order_after_all_subscribers_have_received_the_event(event):
+    class Stops(Subscriber):
+        pass
+
+    def stop(*values):
+        raise StopTraining
+
+    seen, first = [], Stops()
+    setattr(first, event, stop)
+    callback = Callback()
+    if event in ("on_stop", "on_part"):  # inside a pass, which another stop ends
+        callback.on_batch = stop
+    made = loop([first, Records(seen)], callback, steps=4, validates_first=True)
+    made.run()
+    assert event in [name.split()[0] for name in seen] and seen[-1] == "end"
+    assert made.stopped or event in ("finish", "end")
+    assert made.steps == {"begin": 0, "restore": 0, "on_before": 0, "start": 0, "begin_pass": 0}.get(
+        event, {"on_stop": 1, "on_part": 1, "finish": 4, "end": 4}.get(event, 2)
+    )
+
+
 def test_a_stop_inside_a_pass_ends_it_as_a_part():
     class Stops(Callback):
         def on_batch(self, batch):
@@ -100,7 +125,7 @@ def test_a_stop_inside_a_pass_ends_it_as_a_part():
 
     seen = []
     loop([Records(seen)], Stops()).run()
-    assert seen[-6:] == ["begin_pass", "stopped", "on_pass", "on_part", "finish", "end"]
+    assert seen[-6:] == ["begin_pass", "on_stop", "on_pass", "on_part", "finish", "end"]
 
 
 def test_an_error_is_an_event():
@@ -111,7 +136,7 @@ def test_an_error_is_an_event():
     seen = []
     with pytest.raises(RuntimeError):
         loop([Records(seen)], Fails()).run()
-    assert seen[-2:] == ["on_pass", "stopped"]
+    assert seen[-2:] == ["on_pass", "on_stop"]
 
 
 def changes_of_loops(path: Path) -> list[str]:

@@ -350,11 +350,11 @@ def test_evaluations_inside_of_epochs(name, count, tmp_path):
         ({"stop_after": "3h"}, "stop_after='3h' requires run"),
         (
             {"run": "{}", "checkpoint_every": "5 apples"},
-            "checkpoint_every='5 apples': must be a text such as 10s",
+            "checkpoint_every='5 apples': must be a text such as 5min",
         ),
         ({"run": "{}", "checkpoint_every": "0steps"}, "checkpoint_every='0steps': must be"),
         ({"run": "{}", "checkpoint_every": "1.5epochs"}, "checkpoint_every='1.5epochs': must be"),
-        ({"run": "{}", "stop_after": "10steps"}, "stop_after='10steps': must be a text such as 10s"),
+        ({"run": "{}", "stop_after": "10steps"}, "stop_after='10steps': must be a duration such as 90s"),
         ({"run": "{}", "keep": 0}, "keep"),
         ({"run": 3}, "run=3: must be the path of a folder"),
         ({"run": ""}, "run='': must be the path of a folder"),

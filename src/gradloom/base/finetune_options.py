@@ -30,14 +30,14 @@ class TuneOptions(StepOptions):
         typed="str | None",
     )
     tensors: Any = option(
-        None, 'of method="full": names and patterns, by default all tensors; see TrainedTensors', bits="adapter"
+        None, 'of method="full": names and patterns, by default all tensors; see TrainedTensors', compared_as="adapter"
     )
     train_dtype: Literal["f32"] | None = option(
         None,
         'of method="full", "f32": quantised and half tensors train as f32 copies',
         Flag(PLANNED, "f32: quantised and half tensors train as copies."),
         typed="str | None",
-        bits="adapter",
+        compared_as="adapter",
     )
     context: Whole | None = option(
         None,
@@ -46,19 +46,19 @@ class TuneOptions(StepOptions):
         bits=True,
     )
     batch_size: Whole = option(
-        FINETUNE_BATCH, "rows per optimiser step", Flag(PLANNED, "Rows per step."), bits="batch_size"
+        FINETUNE_BATCH, "rows per optimiser step", Flag(PLANNED, "Rows per step."), compared_as="batch_size"
     )
     micro_batch_size: Whole | None = option(
         None,
         "rows computed at once, by default about 512 tokens",
         Flag(PLANNED, "Rows computed at a time. [default: about 512 tokens]"),
-        bits="micro_batch_size",
+        compared_as="micro_batch_size",
     )
     epochs: Whole | None = option(
         None,
         "passes over the training rows, by default 1",
         Flag("finetune", "Passes over the training rows. [default: 1]"),
-        bits="steps",
+        compared_as="steps",
     )
     steps: Whole | None = option(
         None,
@@ -66,30 +66,30 @@ class TuneOptions(StepOptions):
         Flag("finetune", "Steps, in place of epochs."),
         bits=True,
     )
-    lr: Rate | None = option(
+    lr: Decay | None = option(
         None,
         "the highest learning rate, by default 2e-4 for a LoRA and 2e-5 for tensors of the model",
-        Flag("finetune", "Highest learning rate. [default: 2e-4; full 2e-5]", default=decided),
-        bits="optimizer",
+        Flag("finetune", "Highest learning rate. [default: 2e-4; full 2e-5]", Rate, decided),
+        compared_as="optimizer",
     )
     schedule: Literal["cosine", "linear", "constant"] | None = option(
         None,
         '"cosine" (the default) or "linear" down to 0, or "constant", after the warm-up',
         Flag("finetune", "Learning rate after the warm-up: cosine, linear or constant.", default=FINETUNE_SCHEDULE),
         typed="str | None",
-        bits="optimizer",
+        compared_as="optimizer",
     )
     warmup: Share | None = option(
         None,
         "share of the steps in which the rate grows linearly, by default 0.03",
         Flag("finetune", "Share of the steps in which the learning rate grows.", default=FINETUNE_WARMUP),
-        bits="optimizer",
+        compared_as="optimizer",
     )
     weight_decay: Decay | None = option(
         None,
         "weight decay of the optimiser, by default 0",
         Flag("finetune", "Weight decay of the optimiser.", default=0.0),
-        bits="optimizer",
+        compared_as="optimizer",
     )
     optimizer: Any = option(
         None,
@@ -105,14 +105,14 @@ class TuneOptions(StepOptions):
             str.lower,
         ),
         typed="Optimizer | str | None",
-        bits="optimizer",
+        compared_as="optimizer",
     )
     val_split: Share | None = option(
         None,
         "share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at most "
         "100",
         Flag(PLANNED, "Share of the rows to validate on. [default: 0.05, at most 100 rows]"),
-        bits="rows",
+        compared_as="rows",
     )
     sample_prompt: str | Sequence[str] | None = option(
         None,
@@ -130,7 +130,7 @@ class TuneOptions(StepOptions):
         Flag("finetune", "Interval of sample texts, such as 100steps or 1epoch. [default: 100steps]"),
     )
     sample_tokens: Whole | None = option(None, "maximum length of a sampled text, by default 64 tokens")
-    sample_temperature: float | None = option(
+    sample_temperature: Decay | None = option(
         None, "0 (the default): the likeliest tokens; above 0: drawn at this temperature, by the seed"
     )
 
@@ -151,7 +151,7 @@ class PlacingOptions:
             is_number=True,
             metavar="N|auto",
         ),
-        bits="placement",
+        compared_as="placement",
     )
     gpu_memory: int | str | None = option(
         None,
@@ -162,7 +162,7 @@ class PlacingOptions:
             Name,
             is_number=True,
         ),
-        bits="placement",
+        compared_as="placement",
     )
 
 
@@ -171,26 +171,26 @@ class FinetuneOptions(EvalOptions, SaveOptions, LogOptions, PlacingOptions):
     """Data, validation and start of a fine-tuning."""
 
     data_options: Mapping[str, Any] | None = option(
-        None, "arguments of gl.llm.read_samples for data and val", bits="data_options"
+        None, "arguments of gl.llm.read_samples for data and val", compared_as="data_options"
     )
     val: Any = option(
         None,
         "a file (or a list of dicts) to validate on, in place of val_split",
         Flag(PLANNED, "A file to validate on, in place of --val-split.", Place),
         typed="Source | None",
-        bits="rows",
+        compared_as="rows",
     )
     patience: Whole | None = option(
         None,
         "number of evaluations without improvement of the validation loss after which the run ends",
         Flag("finetune", "Number of evaluations without improvement after which training ends. [default: never]"),
-        bits="callbacks",
+        compared_as="callbacks",
     )
     keep_best: bool = option(
         False,
         "in the end the adapter holds the weights of the evaluation with the least loss, in place of the last ones",
         Flag("finetune", "Save the weights of the evaluation with the least loss."),
-        bits="callbacks",
+        compared_as="callbacks",
     )
     continue_from: str | os.PathLike[str] | None = option(
         None,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from .options import Count, Decay, Flag, Limit, Name, Place, Rate, Share, Whole, command_option, commas, decided, option
 from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, RankOptions, SaveOptions, StepOptions
 
-Width = Annotated[int, Limit("a width", (("ge", 1), ("le", (1 << 31) - 1)))]
+Width = Annotated[int, Limit("a whole number of at least 1, below 2**31", (("ge", 1), ("le", (1 << 31) - 1)))]
 Widths = Annotated[list[Width], Limit("whole numbers of at least 1, such as 64,64, below 2**31; or nothing: no layer")]
 Members = Annotated[int, Limit("a whole number from 1 to 10,000", (("ge", 1), ("le", 10_000)))]
 SCORES = Literal[
@@ -39,22 +39,22 @@ def _widths(text: str) -> list[int | str]:
 class PassOptions:
     """Epochs, batches and validation rows of gl.fit."""
 
-    epochs: Whole = option(
+    epochs: Count = option(
         1,
         "passes over the training rows; 0 trains nothing",
-        Flag("fit", "Passes over the training rows. [default: depends on the number of rows]", default=decided),
+        Flag("fit", "Passes over the training rows. [default: depends on the number of rows]", Whole, decided),
     )
     batch_size: Whole = option(
         32,
         "rows per optimiser step; fewer training rows than that are one smaller batch",
         Flag("fit", "Rows per step. [default: depends on the number of rows]", default=decided),
-        bits="batch_size",
+        compared_as="batch_size",
     )
     micro_batch_size: Whole | None = option(
         None,
         "maximum number of rows computed at once, by default the batch or a rank's equal share of it; gradients add up",
         Flag("fit", "Rows computed at a time; gradients add up to the batch. [default: the batch, or a rank's share]"),
-        bits="micro_batch_size",
+        compared_as="micro_batch_size",
     )
     val_split: Share = option(
         0.0,
@@ -64,7 +64,7 @@ class PassOptions:
             "Share of the training rows to validate on. [default: none of a table, 0.05 of idx]",
             default=decided,
         ),
-        bits="rows",
+        compared_as="rows",
     )
     folds: Count = option(
         0,
@@ -76,7 +76,7 @@ class PassOptions:
             "0: none. [default: the number of networks]",
             default=decided,
         ),
-        bits="folds",
+        compared_as="folds",
     )
 
 

@@ -7,6 +7,7 @@
 derived from a field           by
 -----------------------------  ------------------------------------------
 signature and docstring        `takes`
+check of an argument           `taken`, by type and limits
 flag, help, settings file      `Flag`, cli/setting.py
 run identity                   `bits=True`, `bits_of`
 memory plan                    a flag of the command `plan`
@@ -17,11 +18,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from .arguments import as_bool, f32_hint
+from .errors import SettingError
+from .interval import Interval as Every
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -37,6 +44,20 @@ class Limit:
 
     need: str
     limits: tuple[tuple[str, Any], ...] = ()
+
+    def allows(self, value: Any) -> bool:
+        """Whether the value is within all limits; NaN is not."""
+        return all(_ALLOWS[name](value, bound) for name, bound in self.limits)
+
+
+_ALLOWS: dict[str, Callable[[Any, Any], bool]] = {
+    "ge": lambda value, bound: value >= bound,
+    "gt": lambda value, bound: value > bound,
+    "le": lambda value, bound: value <= bound,
+    "lt": lambda value, bound: value < bound,
+    "min_length": lambda value, bound: len(value) >= bound,
+    "pattern": lambda value, bound: re.search(bound, value.strip()) is not None,
+}
 
 
 Whole = Annotated[int, Limit("a whole number of at least 1", (("ge", 1), ("le", (1 << 63) - 1)))]
@@ -91,16 +112,17 @@ class Flag:
 class Option:
     """A field of a record.
 
-    bits   affects result bits. True: a resume compares the value by name; a text: the name of the derived state that
-           is compared instead
-    saved  written to a run's settings.toml
-    typed  the annotation for type checkers, where the field's own is less precise
+    bits         a resume compares the value by name
+    compared_as  documentation: the name of the derived state that a resume compares instead (runs/identity.py)
+    saved        written to a run's settings.toml
+    typed        the annotation for type checkers, where the field's own is less precise
     """
 
     doc: str
     default: Any
     flags: tuple[Flag, ...] = ()
-    bits: bool | str = False
+    bits: bool = False
+    compared_as: str = ""
     saved: bool = True
     typed: str = ""
     name: str = ""
@@ -124,12 +146,13 @@ def option(
     default: Any = dataclasses.MISSING,
     doc: str = "",
     *flags: Flag,
-    bits: bool | str = False,
+    bits: bool = False,
+    compared_as: str = "",
     saved: bool = True,
     typed: str = "",
 ) -> Any:
     """A field of a record; see Option and Flag."""
-    made = Option(" ".join(doc.split()), default, flags, bits, saved, typed)
+    made = Option(" ".join(doc.split()), default, flags, bits, compared_as, saved, typed)
     return dataclasses.field(default=default, metadata={"option": made})
 
 
@@ -165,6 +188,51 @@ def _plain(kind: Any) -> Any:
         return _plain(get_args(kind)[0])
     inner = without_none(kind)
     return kind if inner is kind else _plain(inner) | None
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def need_of(kind: Any, value: Any = None) -> str:
+    """The requirement of a type, in words that complete "must be". value: one that does not meet it, for a hint."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        needs = [part.need for part in parts[1:] if isinstance(part, Limit)]
+        need = needs[0] if needs else need_of(parts[0])
+    elif origin is Literal:
+        need = " or ".join(str(part).lower() if isinstance(part, bool) else str(part) for part in parts)
+    elif origin is list:
+        need = f"a list, each of it {need_of(parts[0])}"
+    elif origin is dict:
+        need = f"a table of names, each with {need_of(parts[1])}"
+    else:
+        need = _WORDS.get(kind, "a table")
+    large = isinstance(value, int) and value >= 1 << 63
+    return f"{need}{', below 2**63' if large else f32_hint(value)}"
+
+
+def within(name: str, value: Any, kind: Any, place: str = "") -> Any:
+    """The value, numbers as those of Python; SettingError unless it is within the limits of the type. Types without
+    limits, and objects other than numbers and texts, are checked where they are used."""
+    inner = without_none(kind)
+    if value is None and inner is not kind:
+        return None
+    plain, *limits = get_args(inner) if get_origin(inner) is Annotated else (inner,)
+    if plain is bool:
+        return as_bool(name, value, place)
+    if plain in (int, float) and limits:
+        is_right = isinstance(value, Integral if plain is int else Real) and not isinstance(value, bool)
+    elif get_origin(plain) is Literal:
+        is_right = isinstance(value, str) and value in get_args(plain)
+    elif plain is str and limits and not isinstance(value, Every):
+        is_right = isinstance(value, str)
+    else:
+        return value
+    if not is_right or not all(limit.allows(value) for limit in limits):
+        raise SettingError(setting=name, seen=value, need=need_of(inner, value), place=place)
+    return plain(value) if plain in (int, float) else value
 
 
 # ---- derived from records --------------------------------------------------------------------------------------------
@@ -209,9 +277,10 @@ def _documented(text: str, every: list[Option]) -> Iterator[str]:
 
 
 def taken(record: type[R], given: Mapping[str, Any]) -> tuple[R, dict[str, Any]]:
-    """(the record of the arguments that are its options, the other arguments)."""
+    """(the record of the arguments that are its options, the other arguments). SettingError for a value beyond the
+    limits of its field."""
     names = options_of(record)
-    made = record(**{name: value for name, value in given.items() if name in names})
+    made = record(**{name: within(name, value, names[name].kind) for name, value in given.items() if name in names})
     return made, {name: value for name, value in given.items() if name not in names}
 
 
@@ -222,10 +291,10 @@ def values_of(settings: Any, *records: type) -> dict[str, Any]:
 
 def bits_of(settings: Any, *records: type) -> dict[str, Any]:
     """The values that a resume compares by name."""
-    return {name: getattr(settings, name) for name, one in options_of(*records).items() if one.bits is True}
+    return {name: getattr(settings, name) for name, one in options_of(*records).items() if one.bits}
 
 
 def default_bits(*records: type) -> dict[str, Any]:
     """Likewise of a run without any of these options, as one that an earlier version has saved."""
-    defaults = {name: one.default for name, one in options_of(*records).items() if one.bits is True}
+    defaults = {name: one.default for name, one in options_of(*records).items() if one.bits}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}

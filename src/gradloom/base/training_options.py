@@ -131,13 +131,13 @@ class EvalOptions:
         '"200steps" evaluates after every 200th optimiser step, too, "2epochs" at the end of every second epoch only. '
         "See Evaluation",
         Flag(BOTH, "Validate inside epochs, too: 200steps; or 2epochs. [default: 1epoch]", Often, None),
-        bits="evaluation",
+        compared_as="evaluation",
     )
     eval_rows: Whole | None = option(
         None,
         "maximum number of rows of each validation set, drawn by the seed, the same each time",
         Flag(f"{BOTH} plan", "Number of rows to validate on, the same each time. [default: all]"),
-        bits="evaluation",
+        compared_as="evaluation",
     )
 
 
@@ -249,13 +249,11 @@ class DeviceOptions:
             "f32, or bf16: operands of products are rounded to bf16. [default: f32]",
             default=decided,
         ),
-        bits="environment",
     )
     device: Name | None = option(
         None,
         '"cpu", "gpu", or "gpu:1" for the second adapter',
         Flag(f"{BOTH} plan", "cpu, gpu, or gpu:1 for the second adapter. [default: cpu]"),
-        bits="environment",
     )
     threads: Whole | None = option(
         None,

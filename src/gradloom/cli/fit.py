@@ -25,7 +25,7 @@ from .common import (
 )
 from .config import Asked, command
 from .fit_report import (
-    Job,
+    FitJob,
     check_losses,
     measure,
     measure_test,
@@ -79,14 +79,14 @@ def _fit(use: Any, ranks: Communicator | None) -> int:
             use, recipe = settle(use, table, ranks)
             net = recipe.network(table.preprocess)
             matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
-            job = Job(use, recipe, table, net, ranks, inputs, validation_sets(use, table))
+            job = FitJob(use, recipe, table, net, ranks, inputs, validation_sets(use, table))
             job.check_columns()
             inputs.digests()
             raise_lost_signal()
         return _train_and_save(job, path, report)
 
 
-def _train_and_save(job: Job, path: str, report: str) -> int:
+def _train_and_save(job: FitJob, path: str, report: str) -> int:
     """Train, write model and result (only after at least one step), then evaluate the test rows."""
     from ..base.arrays import not_finite
     from ..base.errors import GradloomError, NonFiniteError, TrainError
@@ -167,7 +167,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
     return exit_code(stop) if interrupted else 0
 
 
-def _optimizer(job: Job) -> Any:
+def _optimizer(job: FitJob) -> Any:
     """The optimiser, whose state counts the steps, also of a training that fails."""
     recipe, rows = job.recipe, job.table.train.n
     groups = [_group(group, recipe.steps(rows)) for group in job.use.groups or ()]
@@ -182,7 +182,7 @@ def _group(group: Group, steps: int) -> dict[str, Any]:
     return made | ({"lr": gl.optim.schedules.Cosine(group.lr, steps=steps)} if group.lr is not None else {})
 
 
-def _train(job: Job, optimizer: Any) -> list[EpochResult]:
+def _train(job: FitJob, optimizer: Any) -> list[EpochResult]:
     use = job.use
     given = values_of(use, FitOptions, DeviceOptions) | {"parallel": job.ranks, "run": use.out}
     own = vars(job.recipe)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Job:
+class FitJob:
     """A fit: its settings, its data, its model."""
 
     use: Any
@@ -144,7 +144,7 @@ def _sizes(use: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _for_loss(data: Dataset, job: Job) -> Dataset:
+def _for_loss(data: Dataset, job: FitJob) -> Dataset:
     """The data set with labels for the loss: mse over classes requires one-hot rows."""
     import numpy as np
 
@@ -171,7 +171,7 @@ def validation_sets(use: Any, table: Table) -> dict[str, Dataset]:
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
-def measure(job: Job, seconds: float) -> dict[str, Any]:
+def measure(job: FitJob, seconds: float) -> dict[str, Any]:
     """The numbers of the epoch whose weights are saved (or of the part before an interruption), time and memory."""
     use, table, epochs = job.use, job.table, job.watch.epochs
     train_rows, val_rows = rows_of(use, table)
@@ -203,7 +203,7 @@ def measure(job: Job, seconds: float) -> dict[str, Any]:
     }
 
 
-def measure_test(job: Job) -> dict[str, Any]:
+def measure_test(job: FitJob) -> dict[str, Any]:
     """Scores of the test rows in f32, and of a baseline; warns if the model is not better."""
     import gradloom as gl
 
@@ -218,7 +218,7 @@ def measure_test(job: Job) -> dict[str, Any]:
     return scores | found | {"warnings": job.warnings}
 
 
-def class_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
+def class_scores(job: FitJob, outputs: np.ndarray) -> dict[str, Any]:
     """Scores of the test rows, of each class, and of the most frequent class for every row."""
     from ..tables import scores
 
@@ -251,7 +251,7 @@ def class_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
     return found | scores.prefixed(baseline, "baseline_") | {"baseline": f"always {names[most]!r:.60}"}
 
 
-def number_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
+def number_scores(job: FitJob, outputs: np.ndarray) -> dict[str, Any]:
     """Scores of the test rows, and of one number for every row: the mean of the training rows, or in time the last."""
     import numpy as np
 
@@ -286,7 +286,7 @@ def _of(result: Any, name: str) -> dict[str, Any]:
     return found
 
 
-def check_losses(job: Job, result: dict[str, Any]) -> None:
+def check_losses(job: FitJob, result: dict[str, Any]) -> None:
     """NonFiniteError for a loss that is not finite: it names the set of rows, and the first row whose outputs are not
     finite with the first node that is not. The model is saved."""
     import numpy as np
@@ -325,7 +325,7 @@ def write_result(path: str, result: dict[str, Any]) -> None:
 # ---- text for the terminal -------------------------------------------------------------------------------------------
 
 
-def announce(job: Job) -> None:
+def announce(job: FitJob) -> None:
     """Print the data, the network and all settings that were chosen."""
     from ..train.display import plural
 
@@ -378,7 +378,7 @@ _SHOWN = {
 _SHARES = ("accuracy", "balanced_accuracy", "f1_macro", "roc_auc", "r2")
 
 
-def summarise(job: Job, result: dict[str, Any]) -> None:
+def summarise(job: FitJob, result: dict[str, Any]) -> None:
     """The numbers of the training in two columns."""
     from ..train.display import duration, rate
 

@@ -14,7 +14,7 @@ from .finetune_settings import FinetuneSettings, run_beside
 from .fit import run as run_fit
 from .fit_settings import FitSettings
 from .parser import Argument, Option
-from .saved_settings import SETTINGS, bits_of, digest
+from .saved_settings import SETTINGS, digest, environment_settings
 from .setting import checked
 from .settings_file import parse_toml, read
 
@@ -136,7 +136,7 @@ def _warn_of_differences(about: dict[str, Any], values: dict[str, Any], folder: 
     """Warn if the same bits are not promised. folder: of the run, with its run.json."""
     from ..runs.folder import read_run
 
-    now = bits_of(values)
+    now = environment_settings(values)
     other = [f"{name} {about.get(name)} then, {value} now" for name, value in now.items() if about.get(name) != value]
     if about.get("exchange") == "fast":
         other.append("gradients were exchanged with --exchange fast")

@@ -90,7 +90,7 @@ def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -
     """
     from ..base.errors import SettingError
     from ..parallel.agree import agreed, is_root
-    from ..runs.files import settle
+    from ..runs.files import finish_change
 
     if not asked.values.get("resume"):
         return asked
@@ -98,7 +98,7 @@ def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -
     file = os.path.join(folder, SETTINGS)
     with agreed(asked.ranks):
         if is_root(asked.ranks):
-            settle(folder)
+            finish_change(folder)
         if is_root(asked.ranks) and os.path.exists(file):
             found = read(asked.kind, file)
             out = parse_toml(file).get("run", {}).get("out")
@@ -126,7 +126,7 @@ def _without_settings(folder: Path, missing: list[str]) -> str:
     return f"{seen}, so there is no run to resume; need the folder of a run, or {need} to begin one"
 
 
-def bits_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+def environment_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Version and environment that affect the bits of a run with these settings, in addition to its data."""
     import gradloom as gl
 
@@ -144,7 +144,7 @@ def saved(settings: Any, command: str, inputs: Inputs, ranks: int, **extra: Any)
         "command": command,
         "line": shlex.join(["gradloom", *command_line()]),
         "folder": os.getcwd(),
-        **bits_of(vars(settings)),
+        **environment_settings(vars(settings)),
         "ranks": ranks,
         "digests": inputs.digests(),
         **extra,

@@ -10,12 +10,11 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from ..base.arguments import f32_hint
 from ..base.errors import SettingError
 from ..base.habits import keyword_hint
-from ..base.options import Limit, options_of, without_none
+from ..base.options import need_of, options_of, without_none
 from .parser import Argument, Option
 
 # ---- the declaration -------------------------------------------------------------------------------------------------
@@ -104,8 +103,7 @@ def checked(value: Any, kind: Any, place: str, name: str) -> Any:
     try:
         return msgspec.convert(value, _with_limits(kind), strict=True)
     except msgspec.ValidationError:
-        large = ", below 2**63" if isinstance(value, int) and value >= 1 << 63 else f32_hint(value)
-        need = f"{_need(kind)}{large}"
+        need = need_of(kind, value)
         raise SettingError(f"{place}: must be {need}", setting=name, seen=value, need=need) from None
 
 
@@ -125,7 +123,7 @@ def _check_tables(value: Any, kind: Any, place: str, name: str) -> None:
             checked(one, known[key].kind, f"{file}[{i}].{key} = {shown(one)}", f"{name}[{i}].{key}")
         for key, setting in known.items():
             if setting.default is ... and key not in table:
-                text = f"{file}[{i}]: key {key} is missing; must be {_need(setting.kind)}"
+                text = f"{file}[{i}]: key {key} is missing; must be {need_of(setting.kind)}"
                 raise SettingError(text, setting=f"{name}[{i}].{key}")
 
 
@@ -143,21 +141,6 @@ def _with_limits(kind: Any) -> Any:
     if origin in (list, dict):
         return origin[tuple(_with_limits(part) for part in parts)]
     return kind
-
-
-def _need(kind: Any) -> str:
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        needs = [part.need for part in parts[1:] if isinstance(part, Limit)]
-        return needs[0] if needs else _need(parts[0])
-    if origin is Literal:
-        return " or ".join(str(part).lower() if isinstance(part, bool) else str(part) for part in parts)
-    if origin is list:
-        return f"a list, each of it {_need(parts[0])}"
-    if origin is dict:
-        return f"a table of names, each with {_need(parts[1])}"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    return names.get(kind, "a table")
 
 
 def shown(value: Any) -> str:

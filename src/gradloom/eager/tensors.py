@@ -152,6 +152,7 @@ class Tensor(Value):
 
 
 _F32 = np.dtype(np.float32)
+_F32_MAX = float(np.finfo(np.float32).max)
 new_tensor = object.__new__  # Tensor without its __init__
 
 
@@ -187,7 +188,7 @@ def numbers(data: Any, dtype: str | DType | None = None) -> Tensor:
     if dtype is None:  # the usual cases first
         if data.__class__ is np.ndarray and data.dtype is _F32:
             return given(data.copy(), f32)
-        if data.__class__ is float:
+        if data.__class__ is float and -_F32_MAX <= data <= _F32_MAX:
             return given(np.array(data, np.float32), f32)
     if isinstance(data, (list, tuple)) and recording.get() is not None and _holds_values(data):
         raise GradientError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from ..base.dtypes import DType, dtype
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..base.habits import hinted
+from ..base.hooks import eager_recorder
 from .declaration import Spec
 from .declare import op
 from .graph import reachable
@@ -144,7 +144,7 @@ class Parameter(Value):
         if isinstance(data, Value):
             if data.recorder is None and not isinstance(data, Parameter):
                 _check_unchanged(data, self)
-                data = import_module("gradloom.eager.trace").current().take(data)
+                data = eager_recorder().take(data)
             before_write((self.stored,))  # expressions of the old contents, `data` too, are computed now
         self.stored.assign(data)
 

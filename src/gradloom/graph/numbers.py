@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ..base.arrays import as_array, check_whole
@@ -32,10 +35,39 @@ def in_expression(data: Any) -> Any:
     return data
 
 
-def converted(name: str, array: np.ndarray, kind: DType) -> np.ndarray:
-    """A copy as `kind`; IndexOutOfRange for whole numbers beyond a whole-number dtype, which NumPy would wrap."""
+def check_range(name: str, array: np.ndarray, kind: DType) -> None:
+    """IndexOutOfRange for whole numbers beyond a whole-number dtype, which NumPy would wrap; DTypeError, naming the
+    first one, for finite numbers beyond a float dtype, which would become infinite."""
     if not kind.is_float:
         check_whole(name, array, kind.numpy)
+    elif array.size and (most := _most(array.dtype, kind.numpy)) is not None:
+        if not any(array.strides):
+            array = array[(slice(1),) * array.ndim]  # one number for all
+        if -most <= np.minimum.reduce(array, axis=None) and np.maximum.reduce(array, axis=None) <= most:
+            return
+        with np.errstate(over="ignore"):
+            wide = np.isinf(array.astype(kind.numpy)) & np.isfinite(array)
+        if wide.any():
+            raise DTypeError(f"{name}: {float(array.flat[wide.argmax()]):g} is too large for {kind.name}")
+
+
+@cache
+def _most(given: np.dtype, kind: np.dtype) -> float | None:
+    """The largest number of this float dtype; None where all finite numbers of `given` are finite in it."""
+    largest = np.iinfo(given).max if given.kind in "iu" else 1 if given.kind == "b" else ml_dtypes.finfo(given).max
+    most = float(ml_dtypes.finfo(kind).max)
+    return most if float(largest) > most else None
+
+
+def converted(name: str, array: np.ndarray, kind: DType) -> np.ndarray:
+    """A copy as `kind`; errors of check_range."""
+    if kind.is_float and kind.numpy.isbuiltin == 1 and _most(array.dtype, kind.numpy) is not None:
+        with (
+            suppress(FloatingPointError),
+            np.errstate(over="raise"),
+        ):  # while NumPy converts: no further pass
+            return np.array(array, kind.numpy, order="C")
+    check_range(name, array, kind)
     return np.array(array, kind.numpy, order="C")
 
 

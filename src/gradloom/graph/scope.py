@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from importlib import import_module
 from types import FrameType
 
 from ..base.errors import SettingError
+from ..base.hooks import need_device
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _scope: ContextVar[str] = ContextVar("gradloom_scope", default="")
@@ -106,9 +106,7 @@ def device_name(who: str, name: object) -> str:
 
 def device_there(who: str, name: object) -> str:
     """The same of a device that can compute here, as one of several. SettingError that names those that are there."""
-    # by name: `run` is above `graph` in the order of imports, and is needed once a device is named
-    check: Callable[[str, str], None] = import_module("gradloom.run.backend").need_there
-    check(who, found := device_name(who, name))
+    need_device(who, found := device_name(who, name))
     return found
 
 

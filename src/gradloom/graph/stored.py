@@ -20,6 +20,7 @@ from ..base.arrays import as_array
 from ..base.dtypes import DType, Shaped, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..base.extras import optional
+from .numbers import check_range
 from .scope import current_device
 from .stack import Stack
 
@@ -138,7 +139,7 @@ def trainable_changes() -> int:
 
 
 @contextlib.contextmanager
-def held(reads: Sequence[Stored], writes: Sequence[Stored] = ()) -> Iterator[None]:
+def arrays_locked(reads: Sequence[Stored], writes: Sequence[Stored] = ()) -> Iterator[None]:
     """Holds the lock of all stored arrays, with nothing outstanding that writes these arrays or reads `writes`.
 
     Where this thread holds the lock already, readers that became pending since then follow.
@@ -167,7 +168,7 @@ def copies(several: Iterable[Stored]) -> list[np.ndarray]:
     """Copies of the contents of several arrays as numbers, all of one moment: between two steps of any program."""
     listed = list(several)
     copied: dict[Stored, np.ndarray] = {}
-    with held(listed):
+    with arrays_locked(listed):
         bring_home(listed)
         copied.update((s, s.read().copy()) for s in listed if s.role != "frozen")
     for s in listed:  # a frozen array is never written: no lock is needed
@@ -180,7 +181,7 @@ def replace(contents: Mapping[Stored, object]) -> None:
     """Replace the contents of several arrays at one moment: no program runs in between. Errors as Stored.assign, before
     anything is changed."""
     given = [(stored, stored.checked(data)) for stored, data in contents.items()]
-    with held((), list(contents)):
+    with arrays_locked((), list(contents)):
         for stored, array in given:
             stored.write(array)
 
@@ -353,7 +354,7 @@ class Stored(Shaped):
     def read(self) -> np.ndarray:
         """The contents where they lie: a read-only view, no copy; of a quantised dtype the bytes of the blocks.
 
-        The view reflects later writes. Read inside of `held` where another thread may write; `numpy` copies.
+        The view reflects later writes. Read inside of `arrays_locked` where another thread may write; `numpy` copies.
         """
         view = self._contents.view()
         view.flags.writeable = False
@@ -404,7 +405,7 @@ class Stored(Shaped):
         """A copy that is written on its own; frozen arrays are shared."""
         if self.role == "frozen":
             return self
-        with held((self,)):
+        with arrays_locked((self,)):
             if self.initialised:
                 made = Stored(self.name, self._contents, self.dtype, self.role)
             else:
@@ -419,7 +420,7 @@ class Stored(Shaped):
             raise GraphError(
                 f"parameter {self.name}: it is read from a file and not pickled; need the file where it goes"
             )
-        with held((self,)):
+        with arrays_locked((self,)):
             contents = self._contents.copy() if self.initialised else self.shape
             state = self.name, contents, self.dtype, self.role, self.version, self.has_optimizer
             return _unpickled, (*state, self.device, self.stack)
@@ -461,10 +462,5 @@ def _numbers(name: str, data: object, kind: str | DType) -> np.ndarray:
         raise ShapeError(f"parameter {name}: rows differ in length; need a rectangular array") from None
     if given.dtype.kind not in "fiub" and given.dtype.name != "bfloat16":
         raise DTypeError(f"parameter {name}: got {given.dtype}; need numbers for {dtype(kind).name}")
-    if given.dtype == np.float64 and given.size and dtype(kind).is_float:
-        for extreme in (np.maximum.reduce(given, axis=None), np.minimum.reduce(given, axis=None)):
-            with np.errstate(over="ignore"):
-                overflows = np.isinf(extreme.astype(dtype(kind).numpy)) and not np.isinf(extreme)
-            if overflows:
-                raise DTypeError(f"parameter {name}: {extreme:g} is too large for {dtype(kind).name}")
+    check_range(f"parameter {name}", given, dtype(kind))
     return given

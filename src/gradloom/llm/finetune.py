@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base import memory
-from ..base.arguments import as_bool, as_whole
+from ..base.arguments import as_bool
 from ..base.errors import SettingError, TrainError
 from ..base.finetune_options import FinetuneOptions, TuneOptions
 from ..base.habits import hinted
@@ -50,7 +50,7 @@ from .records import records_of
 from .rows import Rows, read_rows
 from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
 from .table import training_table
-from .tuning import Job, Tuning, split_arguments
+from .tuning import Tuning, TuningJob, split_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -132,7 +132,7 @@ class Run(Tuning):
             if self.saver is not None:
                 self.saver.share()
             with agreed(ranks):
-                if use.continue_from is None and as_bool("keep_optimizer", use.keep_optimizer):
+                if use.continue_from is None and use.keep_optimizer:
                     text = "{keep_optimizer} requires {continue_from}, the folder of the earlier run"
                     raise SettingError(text, keep_optimizer=True, continue_from=...)
                 self.earlier = None if use.continue_from is None else EarlierRun(use.continue_from, use.keep_optimizer)
@@ -154,7 +154,9 @@ class Run(Tuning):
                 self._reading = memory.resident_peak()
                 memory.trim()
                 self.train_rows, self.val_rows = rows.train, rows.val
-                job = Job(loaded, trained, asked, *sizes_of(rows, use.eval_rows), ranks, exchange, self.saver, options)
+                job = TuningJob(
+                    loaded, trained, asked, *sizes_of(rows, use.eval_rows), ranks, exchange, self.saver, options
+                )
                 super().__init__(placed("finetune", job, use.gpu_layers, use.gpu_memory))
                 if self.earlier is not None:
                     self.earlier.load(self.trainer, loaded, trained)
@@ -368,15 +370,14 @@ class Run(Tuning):
 
 def _early_stopping(use: FinetuneOptions, val_rows: int) -> list[Callback]:
     """What ends a run early and keeps its best weights, if that is asked."""
-    keep_best, patience = as_bool("keep_best", use.keep_best), use.patience
+    keep_best, patience = use.keep_best, use.patience
     if patience is None and not keep_best:
         return []
     if not val_rows:
         name, value = ("keep_best", True) if patience is None else ("patience", patience)
         text = f"{{{name}}} requires validation rows: {{val_split}} above 0"
         raise SettingError(text, {name: value, "val_split": ...}, place="finetune")
-    patience = sys.maxsize if patience is None else as_whole("patience", patience, 1)
-    return [EarlyStopping(patience, restore_best=keep_best, monitor="val_loss")]
+    return [EarlyStopping(patience or sys.maxsize, restore_best=keep_best, monitor="val_loss")]
 
 
 def _as_list(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:

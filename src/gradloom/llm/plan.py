@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..base import memory
 from ..base.arguments import as_whole
 from ..base.errors import SettingError
@@ -34,7 +32,7 @@ from .gpu_layers import PLANNED, GpuLayers, check_layers, layers_for
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, model_of
 from .rows import CONTEXT, Rows, read_rows
-from .tuning import Job, Settings, Tuning, split_arguments
+from .tuning import Settings, Tuning, TuningJob, split_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -258,10 +256,10 @@ def plan(
         if not addressable((sizes[0], 2, sizes[3]), 4):
             text = f"{{batch_size}}: rows of {sizes[3]} tokens take 2^63 bytes or more; use a smaller one"
             raise SettingError(text, batch_size=asked.batch_size)
-    job = Job(model, trained, asked, *sizes, ranks, exchange, None, options)
+    job = TuningJob(model, trained, asked, *sizes, ranks, exchange, None, options)
     if data is None:
         validated = 0 if asked.val_split == 0 else 2 * job.micro_batch_size - 1
-        job = replace(job, val_rows=validated, held=job.rows + validated)
+        job = replace(job, val_rows=validated, all_rows=job.rows + validated)
     job = placed("plan", job, use.gpu_layers, use.gpu_memory)
     found = memory_of(planned(job), data is None or "tokenizer" in vars(model), there)
     reading = 0 if data is None else memory.resident_peak()
@@ -283,13 +281,13 @@ def _context(asked: Settings, model: Model) -> int:
     """The tokens of a row."""
     limit, context = model.config.context_length, asked.context
     length = min(CONTEXT, limit) if context is None else context
-    if not isinstance(length, (int, np.integer)) or not 2 <= length <= limit:
+    if not 2 <= length <= limit:
         raise SettingError(setting="context", seen=context, need=f"2 to {limit}, the model's context")
-    return int(length)
+    return length
 
 
 def sizes_of(rows: Rows, eval_rows: int | None) -> tuple[int, int, int, int]:
-    """rows, val_rows, held and context of a Job on these rows."""
+    """rows, val_rows, all_rows and context of a TuningJob on these rows."""
     most = len(rows.val) if eval_rows is None else as_whole("eval_rows", eval_rows, 1)
     if eval_rows is not None and not len(rows.val):
         text = "{eval_rows} requires validation rows: {val_split} above 0"
@@ -297,7 +295,7 @@ def sizes_of(rows: Rows, eval_rows: int | None) -> tuple[int, int, int, int]:
     return len(rows.train), min(len(rows.val), most), len(rows.train) + len(rows.val), int(rows.tokens.shape[1])
 
 
-def planned(job: Job) -> Tuning:
+def planned(job: TuningJob) -> Tuning:
     """Its steps, compiled for devices that are only planned for."""
     settings = copy.copy(job.settings)  # the optimiser that is given begins with the run
     object.__setattr__(settings, "optimizer", copy.copy(job.settings.optimizer))
@@ -308,11 +306,11 @@ def planned(job: Job) -> Tuning:
     several = tuple(PLANNED + name for name in options.get("devices", ()))
     options |= {"devices": several} if several else {"backend": PLANNED + options.get("backend", "cpu")}
     tuning = Tuning(replace(job, settings=settings, options=options, layers=job.layers and job.layers.planned()))
-    tuning.compile(PlannedSource(job.held, (2, job.context), (job.context,)))
+    tuning.compile(PlannedSource(job.all_rows, (2, job.context), (job.context,)))
     return tuning
 
 
-def placed(who: str, job: Job, gpu_layers: int | str | None, gpu_memory: int | str | None) -> Job:
+def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: int | str | None) -> TuningJob:
     """The same with the layers that are on a GPU; see layers_for. The head is not among them where it is the embedding,
     too, and trains: it has one home."""
     trains_head = job.model.tied and isinstance(job.adapter, TrainedTensors)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from ..base.arguments import as_share, as_whole, f32_hint, in_f32
 from ..base.defaults import FINETUNE_RATES, FINETUNE_SCHEDULE, FINETUNE_WARMUP
 from ..base.errors import SettingError
 from ..base.finetune_options import TuneOptions
@@ -39,8 +35,6 @@ from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model
 from .sample_texts import EVERY, TOKENS, TextSampler, prompts_of
 
-METHODS = ("lora", "full")
-SCHEDULES = ("cosine", "linear", "constant")
 MICRO_TOKENS = 512  # of a micro-batch, about: enough for the matrix products to be fast
 
 
@@ -50,8 +44,6 @@ class Settings(TuneOptions):
     sampled texts filled in."""
 
     def __post_init__(self) -> None:
-        if self.method is not None:
-            _check_one_of("method", self.method, METHODS)
         rates = ("lr", "schedule", "warmup", "weight_decay")
         given = [name for name in rates if getattr(self, name) is not None]
         if isinstance(self.optimizer, str):
@@ -62,22 +54,11 @@ class Settings(TuneOptions):
         for name, default in (("schedule", FINETUNE_SCHEDULE), ("warmup", FINETUNE_WARMUP)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
-        _check_one_of("schedule", self.schedule, SCHEDULES)
-        if self.lr is not None:
-            _check_number("lr", self.lr, math.inf)
-        _check_number("warmup", self.warmup, 1.0)
-        if self.val_split is not None:
-            as_share("val_split", self.val_split)
-        check_batch(self.batch_size)
         if self.micro_batch_size is not None:
             check_batch(self.micro_batch_size, self.batch_size, "micro_batch_size")
         if self.epochs is not None and self.steps is not None:
             both = {"epochs": self.epochs, "steps": self.steps}
             raise SettingError("{epochs} and {steps} are mutually exclusive", both, place="finetune")
-        for name, count in (("epochs", self.epochs), ("steps", self.steps)):
-            if count is not None:
-                as_whole(name, count, 1, "finetune")
-        object.__setattr__(self, "seed", as_whole("seed", self.seed, 0))
         sampling: dict[str, Any] = {"sample_every": EVERY, "sample_tokens": TOKENS, "sample_temperature": 0.0}
         given = [name for name in sampling if getattr(self, name) is not None]
         if self.sample_prompt is None and given:
@@ -89,7 +70,7 @@ class Settings(TuneOptions):
                 object.__setattr__(self, name, default)
         as_interval("sample_every", self.sample_every, "steps", "epochs", place="finetune")
 
-    def settled(self, adapter: Adapter) -> Settings:
+    def with_rate_of(self, adapter: Adapter) -> Settings:
         """With the default learning rate of the adapter."""
         if self.lr is not None:
             return self
@@ -110,8 +91,8 @@ class Settings(TuneOptions):
         """What samples texts while it trains; None where no prompt is given. options go to gl.compile."""
         if not self.sample_prompt:
             return None
-        tokens, temperature = as_whole("sample_tokens", self.sample_tokens, 1), self.sample_temperature
-        assert temperature is not None
+        tokens, temperature = self.sample_tokens, self.sample_temperature
+        assert tokens is not None and temperature is not None
         return TextSampler(model, adapter, self.sample_prompt, tokens, temperature, self.seed, **options)
 
     def adapter(self, given: Adapter | None) -> Adapter:
@@ -149,15 +130,19 @@ def split_arguments(
     ranks = ranks_of("finetune", among.parallel, among.timeout, among.exchange)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
+        for name in ("lr", "weight_decay"):
+            if callable(given.get(name)):
+                text = f"{{{name}}} is a function; use optimizer=gl.optim.AdamW({name}=function)"
+                raise SettingError(text, {name: given[name]}, place="finetune")
         settings, _ = taken(Settings, given)
     return settings, ranks, among.exchange, options
 
 
 @dataclass(frozen=True)
-class Job:
+class TuningJob:
     """All that decides the programs of a fine-tuning, and so their bytes. A run and its plan are each made of one.
 
-    rows, val_rows: how many train, and how many each evaluation reads; held: how many there are in all; context: tokens
+    rows, val_rows: rows that train, and that each evaluation reads; all_rows: rows of the data; context: tokens
     of each. saver: of a run that may be resumed, which then has the micro-batches that it had. options: of gl.compile.
     layers: those that run on a GPU.
     """
@@ -167,7 +152,7 @@ class Job:
     settings: Settings
     rows: int
     val_rows: int
-    held: int
+    all_rows: int
     context: int
     ranks: Communicator | None
     exchange: str
@@ -193,9 +178,9 @@ class Tuning:
     """The trainer of a fine-tuning and the sizes of its batches. Nothing is trained here, and no array is made before a
     step is compiled for a device that runs it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TuningJob) -> None:
         model, adapter, layers = job.model, job.adapter, job.layers
-        settings = job.settings.settled(adapter)
+        settings = job.settings.with_rate_of(adapter)
         options = placed_options(job.options, layers)
         self.job, self.model, self.adapter, self.settings, self.layers = job, model, adapter, settings, layers
         self.context, self.ranks, self.saver = job.context, job.ranks, job.saver
@@ -281,17 +266,3 @@ class _Tuned(Module):
     def forward(self, x: Value) -> Value:
         tokens, positions = x[:, 0], x[:, 1]
         return self._model.hidden(tokens, positions, self._adapter, training=self.training, layers=self._layers)
-
-
-def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise SettingError(setting=name, seen=value, need=f"one of {', '.join(known)}", place="finetune")
-
-
-def _check_number(name: str, value: Any, high: float) -> None:
-    """SettingError unless 0 <= value < high, 1 or inf."""
-    if not isinstance(value, (int, float, np.number)) or not 0 <= value < high or in_f32(value) == math.inf:
-        need = f"{'a finite number of at least 0' if high == math.inf else 'at least 0 and below 1'}{f32_hint(value)}"
-        if callable(value):
-            need += f"; use optimizer=gl.optim.AdamW({name}=function) for a function of (step, epoch)"
-        raise SettingError(setting=name, seen=value, need=need, place="finetune")

@@ -20,12 +20,13 @@ import numpy as np
 from ..base.arguments import as_bool
 from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
 from ..base.habits import hinted
+from ..base.hooks import device_backends
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches, switches
 from ..graph.graph import storage_leaf, update_target, view_base, written
 from ..graph.value import Node, describe
 from ..plan.plan import Plan
-from ..run.backend import LATE, backend, check_effect, has_kernel, plan_for
+from ..run.backend import backend, check_effect, has_kernel, plan_for
 from ..run.walk import Definition, Judged, Stepped, Walk, distance, first_difference, judge
 from ..step.step import random_settings
 from ..transform.passes import rewrite
@@ -112,7 +113,7 @@ def verify(
             seen = f"{name}={one_line(settings[name])}"
             raise SettingError(f"verify: {seen}: a step is verified on one device; need device='gpu' or 'cpu'")
     chosen = switches(threads=threads, isa=isa, precision=precision, flush=flush)
-    if device != "cpu" and (not isinstance(device, str) or device.partition(":")[0] not in LATE):
+    if device != "cpu" and (not isinstance(device, str) or device.partition(":")[0] not in device_backends):
         raise SettingError(setting="device", seen=device, need="'cpu', 'gpu' or 'gpu:1'", place="verify")
     check_effect("verify", [device], {"isa": isa, "flush": flush})
     backend(device, chosen)  # for its error, before anything is read

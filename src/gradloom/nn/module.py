@@ -293,7 +293,7 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
             kind = as_array(f"load: {name}", arrays[name]).dtype
             if kind.kind not in "fiub" and kind.name != "bfloat16":
                 raise DTypeError(f"load: {name} is {kind}; need numbers for {parameter.dtype.name}")
-        replace({p.stored: np.asarray(arrays[name]).astype(p.dtype.numpy) for name, p in mine.items()})
+        replace({p.stored: arrays[name] for name, p in mine.items()})
 
     def train(self, mode: bool = True) -> Module:
         """Dropout drops, batch norm takes the batch's statistics. Takes effect where a graph is built next: for a

@@ -9,21 +9,10 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.arguments import f32_hint, in_f32
-from ..base.errors import SettingError
 from ..graph.graph import storage_leaf
 from ..graph.leaves import Parameter, constant, stored_value
-from ..graph.stored import Stored, held
+from ..graph.stored import Stored, arrays_locked
 from ..graph.value import Value
-
-
-def check_decay(name: str, decay: float) -> float:
-    """The decay of an average, 0 for none; SettingError unless 0 <= decay < 1."""
-    usable = isinstance(decay, (int, float, np.number)) and not isinstance(decay, bool)
-    usable = usable and decay >= 0 and in_f32(decay) < 1
-    if not usable:
-        raise SettingError(setting=name, seen=decay, need=f"at least 0 and below 1{f32_hint(decay)} (0: no average)")
-    return float(decay)
 
 
 class Average:
@@ -61,7 +50,7 @@ class Average:
             return
         if shown:
             self._shown = {w: mean.stored for w, mean in self.arrays.items()}
-        with held((), [*self._shown, *self._shown.values()]):
+        with arrays_locked((), [*self._shown, *self._shown.values()]):
             for w, mean in self._shown.items():
                 other = w.read().copy()
                 w.write(mean.read())
@@ -73,7 +62,7 @@ class Average:
     def restart(self) -> None:
         """Begin anew, from the weights as they are."""
         self.show(False)
-        with held((), [mean.stored for mean in self.arrays.values()]):
+        with arrays_locked((), [mean.stored for mean in self.arrays.values()]):
             for w, mean in self.arrays.items():
                 mean.stored.write(w.read())
 

@@ -11,7 +11,7 @@ from .. import ops
 from ..base import locks
 from ..base.errors import GradientError
 from ..graph.leaves import Parameter, setting, stored_value
-from ..graph.stored import Stored, copies, held, zeros
+from ..graph.stored import Stored, arrays_locked, copies, zeros
 from ..graph.value import Value
 from .average import Average
 from .rule import UpdateInputs, UpdateRule
@@ -390,6 +390,6 @@ class OptimizerState:
 def _clear(arrays: Iterable[Parameter]) -> None:
     """Zero arrays of the optimiser's own, between two steps."""
     stored = [a.stored for a in arrays]
-    with held((), stored):
+    with arrays_locked((), stored):
         for one in stored:
             one.write(0)

@@ -10,13 +10,13 @@ import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ..base.errors import BackendError, SettingError
 from ..base.habits import value_hint
+from ..base.hooks import device_backends
 from ..base.settings import Switches, switches
 from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds, signature
@@ -126,7 +126,6 @@ _planning: dict[str, Callable[[Switches, Backend], Backend]] = {}
 # Settings of compile that would change numbers and that a backend does not support, by the first part of its name.
 UNSUPPORTED = {"numpy": ("isa", "flush"), "gpu": ("isa", "flush")}
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # of a device
-LATE = {"gpu": "gradloom.gpu.backend"}  # backends that register themselves when their module is imported, on first use
 
 
 def register(made: type[Backend]) -> None:
@@ -173,8 +172,9 @@ def backend(name: str, switches: Switches) -> Backend:
     elif name in _registered:
         made = _registered[name](switches)
     else:
-        hint = value_hint("device", kind, [*_registered, *LATE])
-        raise BackendError(f"backend: {name!r} is not known; must be one of {', '.join([*_registered, *LATE])}{hint}")
+        hint = value_hint("device", kind, [*_registered, *device_backends])
+        known = ", ".join([*_registered, *device_backends])
+        raise BackendError(f"backend: {name!r} is not known; must be one of {known}{hint}")
     there, why = made.available()
     if not there:
         raise BackendError(why)
@@ -219,7 +219,7 @@ def need_there(who: str, name: str) -> None:
 def _there() -> list[str]:
     """The names of the devices that compute parts of programs here."""
     found = [name for name, one in _registered.items() if one.planned and name not in _planning]
-    for kind in LATE:
+    for kind in device_backends:
         _import(kind)
         with contextlib.suppress(BackendError):
             found += [f"{kind}:{number}" if number else kind for number in range(_count[kind]())]
@@ -227,8 +227,8 @@ def _there() -> list[str]:
 
 
 def _import(kind: str) -> None:
-    if kind in LATE and kind not in _devices:
-        import_module(LATE[kind])
+    if kind in device_backends and kind not in _devices:
+        device_backends[kind]()
 
 
 def device_bytes(name: str, plans: Sequence[Plan | Schedule], switches: Switches) -> DeviceBytes | None:
@@ -236,7 +236,7 @@ def device_bytes(name: str, plans: Sequence[Plan | Schedule], switches: Switches
     "null:NAME" plans for; None: they compute in the memory of this process alone."""
     there = computing(name)
     kind = there.partition(":")[0]
-    if kind not in LATE:
+    if kind not in device_backends:
         return None
     _import(kind)
     parts = []
@@ -263,13 +263,13 @@ def computing(name: str) -> str:
 
 def is_device(name: str) -> bool:
     """Whether the name is that of a device other than the CPU: "gpu", "gpu:1"."""
-    return name.partition(":")[0] in LATE
+    return name.partition(":")[0] in device_backends
 
 
 def device_of_rank(name: str, rank: int) -> str:
     """Where a rank computes that is asked to compute on `name`: "gpu" is one adapter after the other, of those of the
     same make as the first. BackendError where there is none."""
-    if name not in LATE:
+    if name not in device_backends:
         return name
     _import(name)
     numbers = _alike[name]()

@@ -13,7 +13,7 @@ from ..base.arguments import as_whole
 from ..base.errors import GradientError, SettingError
 from ..graph.grad import gradients
 from ..graph.leaves import Parameter
-from ..graph.stored import held
+from ..graph.stored import arrays_locked
 from ..graph.value import Value
 from ..transform.program import gather
 from .backend import has_effect
@@ -173,7 +173,7 @@ def compare(
         run = compile(every, backend=name, **taken | {"fuse": False})
         state = [n.attrs["stored"] for n in run.program.nodes if n.op.name == "parameter"]
         written = [stored for stored in state if stored.role != "frozen"]
-        with held(written, written):
+        with arrays_locked(written, written):
             before = [stored.read().copy() for stored in written]
             results.append(run(**feeds))
             for stored, data in zip(written, before, strict=True):  # running statistics stay as they were

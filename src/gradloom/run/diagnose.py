@@ -154,7 +154,7 @@ def _gathered(node: Node, settings: Mapping[str, Any]) -> Input | None:
     return Input(array, place)
 
 
-def stopped(step: int, cause: str, epoch: int | None = None) -> NonFiniteError:
+def step_error(step: int, cause: str, epoch: int | None = None) -> NonFiniteError:
     """The error of a training step whose loss or gradient is not finite; step and epoch count from 1."""
     at = f"step {step}" if epoch is None else f"step {step} (epoch {epoch})"
     hint = "a smaller learning rate or scaled inputs may help"

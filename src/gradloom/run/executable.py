@@ -15,7 +15,7 @@ from ..base.arrays import check_whole
 from ..base.errors import BackendError
 from ..base.settings import Switches
 from ..graph.graph import mapped_checks, written
-from ..graph.stored import before_read, before_write, held
+from ..graph.stored import arrays_locked, before_read, before_write
 from ..graph.value import Node, Value, describe
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
@@ -140,7 +140,7 @@ class Executable(abc.ABC):
         before = self.steps_run
         try:
             given = {} if feeds is None else self.checked_inputs(feeds)
-            with held(self.reads, self.writes) if self._shares_lock else self._own_lock():
+            with arrays_locked(self.reads, self.writes) if self._shares_lock else self._own_lock():
                 if feeds is not None:
                     self.copy_in(given)
                 self.check_files()

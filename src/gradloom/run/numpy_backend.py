@@ -13,7 +13,7 @@ from ..base.errors import BackendError, DataError, GuardTripped, IndexOutOfRange
 from ..base.settings import Switches
 from ..graph.composition import as_real, by_reference
 from ..graph.graph import reachable, storage_leaf, update_target
-from ..graph.stored import dequantised, held
+from ..graph.stored import arrays_locked, dequantised
 from ..graph.value import Node, Value
 from ..plan.bytecode import KernelNeeds
 from ..plan.plan import Plan
@@ -44,7 +44,7 @@ def evaluate(
     real = np.dtype(np.float64 if precision == "f64" else np.float32)
     known: dict[Value, np.ndarray] = {}
     stored = [n.outputs[0] for n in nodes if n.op.name == "parameter"]
-    with held([v.node.attrs["stored"] for v in stored]):  # all of one moment
+    with arrays_locked([v.node.attrs["stored"] for v in stored]):  # all of one moment
         known.update((v, as_real(np.asarray(leaf_data(v, feeds)), v.dtype, real, copy=True)) for v in stored)
     for node in nodes:
         if node.op.leaf:

@@ -36,7 +36,7 @@ class Queue(abc.ABC):
 
     @abc.abstractmethod
     def bring(self) -> None:
-        """Fetch stored arrays that other devices hold: before `held`."""
+        """Fetch stored arrays that other devices hold: before `arrays_locked`."""
 
     @abc.abstractmethod
     def held(self, fed: Collection[str]) -> contextlib.AbstractContextManager[None]:

@@ -53,19 +53,20 @@ class Subscriber(Contribution):
                                       end
             between_steps(after)      after a "segment", an "evaluation" inside a pass, an "epoch": all subscribers have
                                       received that event, and no optimiser step is open: a state can be saved
-          stopped(error)              StopTraining has ended the pass
+          on_stop(error)              StopTraining has ended the pass
           on_pass(result)             the result of the pass is in the history
           on_notice(text)             one line for the person who watches
           on_part(result)             the pass was ended before its last step
           on_epoch(result)            or it was not
-        stopped(error)                another exception ends the run
+        on_stop(error)                another exception ends the run
         finish()                      all passes are done
         end(history)                  the context is closed
 
     on_sample(sample) and on_checkpoint(path) are emitted by subscribers.
 
-    StopTraining from on_progress and on_segment ends the pass at once; from other events when all subscribers have
-    received the event. Any other exception ends the run.
+    StopTraining from on_progress, on_segment, on_sample and on_checkpoint ends the pass at once; from other events it
+    ends the pass, or outside of the steps of a pass the run, when all subscribers have received the event. `finish` and
+    `end` follow. Any other exception ends the run.
     """
 
     @property
@@ -89,7 +90,7 @@ class Subscriber(Contribution):
     def on_segment(self) -> None: ...
     def on_evaluation(self, evaluation: Any) -> None: ...
     def between_steps(self, after: str) -> None: ...
-    def stopped(self, error: BaseException) -> None: ...
+    def on_stop(self, error: BaseException) -> None: ...
     def on_pass(self, result: Any) -> None: ...
     def on_notice(self, text: str) -> None: ...
     def on_part(self, result: Any) -> None: ...

@@ -100,7 +100,7 @@ def recover(folder: Path) -> None:
     remove_parts(folder / "checkpoints")
 
 
-def settle(path: str | os.PathLike[str]) -> None:
+def finish_change(path: str | os.PathLike[str]) -> None:
     """Finish an interrupted change in the folder of a run, so that its files are those of one run. FileError where
     another run writes there, or where that cannot be done."""
     if any(os.path.lexists(os.path.join(path, name)) for name in (NEW, CLEAR, MOVE)):

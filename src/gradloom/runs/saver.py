@@ -298,7 +298,7 @@ class Saver(Subscriber):
             self.folder.checkpoints.wait()
         self._emit_saved()
 
-    def stopped(self, error: BaseException) -> None:
+    def on_stop(self, error: BaseException) -> None:
         """The last checkpoint of a run that is cut off, where a step is complete and each callback has received the
         same events."""
         if isinstance(error, TimeIsUp):

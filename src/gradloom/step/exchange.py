@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.errors import NotFinite, SettingError
+from ..base.errors import NotFinite
 from ..graph.leaves import Parameter
 from ..graph.stored import bring_home
 from ..graph.value import Value
@@ -24,15 +24,6 @@ from ..parallel.communicator import Communicator, Reduction
 from ..parallel.flat import FlatArrays
 from ..run.diagnose import OVERFLOW
 from .step import end_step
-
-EXCHANGES = ("ordered", "fast")
-
-
-def check_exchange(exchange: str) -> str:
-    """The name of an exchange; SettingError for another one."""
-    if exchange not in EXCHANGES:
-        raise SettingError(setting="exchange", seen=exchange, need="ordered (the same bits for any ranks) or fast")
-    return exchange
 
 
 class Exchange:

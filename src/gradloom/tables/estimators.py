@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
-from ..base.arguments import as_share, as_whole, what_is
+from ..base.arguments import what_is
 from ..base.arrays import need_collected
 from ..base.errors import DataError, SettingError
+from ..base.fit_options import FitOptions, NetworkOptions, Width
 from ..base.habits import AttributeHints, KeywordHints
+from ..base.options import options_of, within
 from ..data.dataset import Dataset
 from ..data.encoding.targets import target_scales
 from ..data.frames import features_of, learned
@@ -21,48 +24,44 @@ from ..data.reading.parquet import whole_table
 from ..data.reading.raw_table import class_name
 from ..data.reading.table_columns import has_texts, is_table, rows_of_table
 from .model import Model
-from .perceptron import OPTIMIZERS
 from .recipe import Recipe
 
 _DESCRIBED = ("seed", "hidden", "batch_size", "lr", "loss", "optimizer", "dropout", "ensemble", "folds")
 
 
-class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
-    """Shared by classifier and regressor: settings, rows, training."""
+# Fields in the order of positional arguments: those of _Network, of _Weighted, of _Computing (the order of inheritance)
 
-    def __init__(
-        self,
-        hidden: Sequence[int] | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        optimizer: str = "adamw",
-        dropout: float | None = None,
-        ensemble: int | None = None,
-        val_split: float | None = None,
-        folds: int | None = None,
-        patience: int | None = None,
-        metric: str | None = None,
-        precision: str | None = None,
-        device: str | None = None,
-        threads: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.hidden = hidden
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.optimizer = optimizer
-        self.dropout = dropout
-        self.ensemble = ensemble
-        self.val_split = val_split
-        self.folds = folds
-        self.patience = patience
-        self.metric = metric
-        self.precision = precision
-        self.device = device
-        self.threads = threads
-        self.seed = seed
+
+@dataclass(eq=False, repr=False)
+class _Network:
+    hidden: Sequence[int] | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    optimizer: str = "adamw"
+    dropout: float | None = None
+    ensemble: int | None = None
+    val_split: float | None = None
+    folds: int | None = None
+    patience: int | None = None
+    metric: str | None = None
+
+
+@dataclass(eq=False, repr=False)
+class _Weighted(_Network):
+    class_weight: str | Mapping[Any, float] | None = None
+
+
+@dataclass(eq=False, repr=False)
+class _Computing:
+    precision: str | None = None
+    device: str | None = None
+    threads: int | None = None
+    seed: int = 0
+
+
+class _Perceptron(KeywordHints, AttributeHints, BaseEstimator, _Computing, _Network):
+    """Shared by classifier and regressor: settings, rows, training."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -92,8 +91,7 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
     def _fit(self, X: Any, labels: np.ndarray, made: dict[str, Any], sample_weight: Any, **options: Any) -> Any:
         """Train on rows X and labels i32 [rows], or targets f64 [rows, targets]. made: fields of
         Preprocess for the target."""
-        if self.optimizer not in OPTIMIZERS:
-            raise SettingError(setting="optimizer", seen=self.optimizer, need=f"one of {', '.join(OPTIMIZERS)}")
+        chosen = self._recipe().with_validation()
         weights = _weights(sample_weight, len(labels))
         if weights is not None and not weights.all():  # a row that weighs nothing is no row
             used = np.flatnonzero(weights)
@@ -111,7 +109,7 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         if is_regression:
             labels = preprocess.targets_to_outputs(labels)
         rows = len(labels)
-        recipe = self._recipe().with_validation().decided(preprocess, rows)
+        recipe = chosen.decided(preprocess, rows)
         if self.patience and not (recipe.val_split or recipe.folds):
             text = "{patience} requires validation rows: {folds} or {val_split} above 0"
             raise SettingError(text, patience=self.patience, folds=..., val_split=...)
@@ -132,19 +130,14 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         return self
 
     def _recipe(self) -> Recipe:
-        """The settings, each within its limits."""
-
-        def checked(name: str, check: Callable[..., Any], *limits: int) -> Any:
-            value = getattr(self, name)
-            return None if value is None else check(name, value, *limits)
-
-        return Recipe(
-            hidden=self._widths(), dropout=checked("dropout", as_share), ensemble=checked("ensemble", as_whole, 1),
-            val_split=checked("val_split", as_share), folds=checked("folds", as_whole, 0),
-            epochs=checked("epochs", as_whole, 1), batch_size=checked("batch_size", as_whole, 1), lr=self._rate(),
-            optimizer=self.optimizer, patience=checked("patience", as_whole, 0), metric=self.metric,
-            seed=as_whole("seed", self.seed, 0),
-        )  # fmt: skip
+        """The settings, each within the limits of the command's option."""
+        every, made = options_of(FitOptions, NetworkOptions), {"hidden": self._widths()}
+        for name in {one.name for one in fields(Recipe)} & set(self.get_params()) - set(made):
+            flag = every[name].flag("fit")
+            assert flag is not None
+            has_default = getattr(type(self), name) is None  # the recipe's
+            made[name] = within(name, getattr(self, name), flag.kind | None if has_default else flag.kind)
+        return Recipe(**made)
 
     def _widths(self) -> Any:
         """Of the hidden layers; None: the default."""
@@ -152,16 +145,7 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
             return None
         if isinstance(self.hidden, (str, bytes)) or not isinstance(self.hidden, (Sequence, np.ndarray)):
             raise SettingError(setting="hidden", seen=self.hidden, need="widths, such as (64, 64)")
-        return [as_whole("width", width, 1, "hidden") for width in self.hidden]
-
-    def _rate(self) -> Any:
-        """The first learning rate; None: the default."""
-        lr = self.lr
-        if lr is None:
-            return None
-        if isinstance(lr, bool) or not isinstance(lr, (int, float, np.number)) or not 0 < lr < np.inf:
-            raise SettingError(setting="lr", seen=lr, need="a finite number above 0")
-        return float(lr)
+        return [within("hidden", width, Width) for width in self.hidden]
 
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "model_")
@@ -170,7 +154,8 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator):
         return self.model_.outputs(features, precision=self.precision, device=self.device, threads=self.threads)
 
 
-class Classifier(ClassifierMixin, _Perceptron):
+@dataclass(eq=False, repr=False)
+class Classifier(ClassifierMixin, _Perceptron, _Weighted):
     """A multilayer perceptron for classes, with the defaults of `gradloom fit`.
 
     X: an array of numbers [rows, features], or a DataFrame, whose columns may hold texts; empty cells are NaN or None.
@@ -196,31 +181,6 @@ class Classifier(ClassifierMixin, _Perceptron):
     that gl.save writes and `gradloom predict` takes. The same seed and data give the same bits.
     Errors: those of scikit-learn for arrays that it refuses, DataError and SettingError (ValueErrors) otherwise.
     """
-
-    def __init__(
-        self,
-        hidden: Sequence[int] | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        optimizer: str = "adamw",
-        dropout: float | None = None,
-        ensemble: int | None = None,
-        val_split: float | None = None,
-        folds: int | None = None,
-        patience: int | None = None,
-        metric: str | None = None,
-        class_weight: str | Mapping[Any, float] | None = None,
-        precision: str | None = None,
-        device: str | None = None,
-        threads: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            hidden, epochs, batch_size, lr, optimizer, dropout, ensemble, val_split, folds, patience,
-            metric, precision=precision, device=device, threads=threads, seed=seed,
-        )  # fmt: skip
-        self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
         """Train anew. sample_weight: how much each row weighs in the loss, [rows]; a row of 0 is left out."""
@@ -254,6 +214,7 @@ class Classifier(ClassifierMixin, _Perceptron):
         return self.model_.probabilities(outputs)
 
 
+@dataclass(eq=False, repr=False)
 class Regressor(RegressorMixin, _Perceptron):
     """A multilayer perceptron for numbers, with the defaults of `gradloom fit`.
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -20,9 +19,10 @@ from ..optim.optimizer import Optimizer
 from ..train.fit import fit
 from ..train.history import History
 from ..train.metrics import Metric
+from ..train.result import MAIN
 from ..train.stopping import EarlyStopping
 from .perceptron import OPTIMIZERS, TABLE, need_room, network, optimizer_for
-from .scores import HIGHER, SCORES, score_metric
+from .scores import HIGHER, SCORES, is_defined, score_metric
 
 MEMBERS = 8  # networks of an ensemble
 PATIENCE = 15  # evaluations without improvement
@@ -194,11 +194,14 @@ def _epochs_for(rows: int, images: bool) -> int:
 
 
 class _ScoreStopping(EarlyStopping):
-    """EarlyStopping on one of scores.SCORES, which is nan where the rows do not define it."""
+    """EarlyStopping on one of scores.SCORES; DataError at the start where the validation rows do not define it."""
 
-    def _observe(self, number: float, epoch: int, step: int | None = None) -> None:
-        if math.isnan(number):
-            need = "two classes" if self.monitor == "val_roc_auc" else "targets that differ"
-            text = f"{self.monitor} is not defined for the validation rows; use rows with {need}, or another {{metric}}"
-            raise DataError(text, metric=...)
-        super()._observe(number, epoch, step)
+    def begin(self, loop: Any) -> None:
+        name = (self.monitor or "").removeprefix("val_")
+        if not is_defined(name, *loop.evaluator.labels(MAIN)):
+            known = next(names for names in SCORES.values() if name in names)
+            others = ", ".join(other for other in known if other != name)
+            need = "two classes" if name == "roc_auc" else "targets that differ"
+            text = f"{{metric}} is not defined for the validation rows; use rows with {need}, or one of {others}"
+            raise DataError(text, metric=name)
+        super().begin(loop)

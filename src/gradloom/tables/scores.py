@@ -139,6 +139,15 @@ SCORES = {
 HIGHER = ("accuracy", "balanced_accuracy", "f1_macro", "roc_auc", "r2")  # those that are to be large
 
 
+def is_defined(name: str, labels: np.ndarray, weights: np.ndarray | None) -> bool:
+    """Whether the score is a number for rows of these labels: roc_auc requires two classes, r2 targets that differ."""
+    if name not in ("roc_auc", "r2"):
+        return True
+    counted = labels if weights is None else labels[weights > 0]
+    differs = (counted != counted[:1]).any(axis=0)
+    return bool(differs.all() if name == "r2" else differs.any())
+
+
 def score_metric(name: str, loss: str, units: Callable[[np.ndarray], np.ndarray]) -> Metric:
     """A score by its name as a metric of gl.fit, of classes or of numbers. loss: of the training.
     units: of outputs f32 [rows, targets], or of their labels, in the units of the target, f64."""

@@ -69,10 +69,3 @@ def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_siz
         raise SettingError(setting=what, seen=batch_size, need="a whole number of at least 1")
     if rows is not None and batch_size > rows:
         raise SettingError(f"{{{what}}} must be at most {{batch_size}}", {what: batch_size, "batch_size": rows})
-
-
-def check_skip(on_nonfinite: str) -> bool:
-    """Whether non-finite steps are skipped; SettingError unless the value is "stop" or "skip"."""
-    if on_nonfinite not in ("stop", "skip"):
-        raise SettingError(setting="on_nonfinite", seen=on_nonfinite, need="stop or skip")
-    return on_nonfinite == "skip"

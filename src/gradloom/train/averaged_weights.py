@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..base.arguments import as_bool, what_is
+from ..base.arguments import as_bool, as_share, what_is
 from ..base.errors import SettingError, TrainError
 from ..graph.leaves import Parameter
 from ..graph.stored import copies, replace
-from ..optim.average import Average, check_decay
+from ..optim.average import Average
 from ..run.compile import compile as compile_program
 from ..runs.state import AVERAGE, check_equal, check_names, matching, need_schema
 
@@ -36,7 +36,7 @@ class AveragedWeights:
         self.parameters = list({p.stored: p for p in map(_checked, parameters)}.values())
         if not self.parameters:
             raise SettingError("AveragedWeights: there are no parameters; need at least one")
-        self._average = Average(check_decay("decay", decay))
+        self._average = Average(as_share("decay", decay))
         means = [self._average.of(p).stored for p in self.parameters]
         weights = copies([p.stored for p in self.parameters])
         replace(dict(zip(means, weights, strict=True)))

@@ -34,7 +34,6 @@ from ..base.training_options import ReplicaOptions
 from ..graph.stored import before_write
 from ..graph.value import Value
 from ..nn.module import Module
-from ..optim.average import check_decay
 from ..optim.clip import check_max
 from ..optim.optimizer import Adam, Optimizer, Schedule
 from ..parallel.agree import agreed
@@ -44,8 +43,7 @@ from ..parallel.replicas import threads as thread_ranks
 from ..run.backend import check_effect, is_device, named
 from ..run.compile import names_in_order
 from ..runs.saver import Saver, saver_of
-from ..step.exchange import check_exchange
-from .arguments import check_options, check_skip
+from .arguments import check_options
 from .replica import Replica
 from .replica_job import ReplicaJob
 from .replica_steps import error_at
@@ -151,7 +149,7 @@ def dp_train(
     """
     use, options = taken(ReplicaOptions, settings)
     check_options("dp_train", options, dp_train)
-    iterations, seed = as_whole("iterations", iterations, 1), as_whole("seed", use.seed, 0)
+    iterations = as_whole("iterations", iterations, 1)
     if optimizer is not None and lr is not None:
         raise SettingError("{lr} and {optimizer} are mutually exclusive", lr=lr, optimizer=...)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -174,8 +172,8 @@ def dp_train(
         samples, count, loss_fn, forward_fn, target_fn, iterations,
         optimizer if optimizer is not None else Adam(lr=1e-3 if lr is None else lr),
         check_max("max_norm", use.max_norm), check_max("max_value", use.max_value),
-        as_bool("shuffle", shuffle), seed, check_exchange(use.exchange), as_bool("verbose", verbose),
-        check_decay("ema", use.ema), check_skip(use.on_nonfinite), places, options,
+        as_bool("shuffle", shuffle), use.seed, use.exchange, as_bool("verbose", verbose),
+        use.ema, use.on_nonfinite == "skip", places, options,
     )  # fmt: skip
     ranks = _ranks(replicas, places, use.timeout)
     began = time.perf_counter()

@@ -64,6 +64,7 @@ class Evaluator:
         self.steps, self._epochs = interval.steps, interval.epochs or 1
         most = None if rows is None else as_whole("eval_rows", rows, 1)
         self._sets: dict[str, _Set] = {}
+        self._val_rows = val_rows
         if len(val_rows):
             first = len(train_rows)  # val_rows are in a random order already
             self._sets[MAIN] = _Set(data, first, first + min(len(val_rows), most or len(val_rows)), None)
@@ -90,6 +91,13 @@ class Evaluator:
         each = [*self.trainer.objective.measured, *(name for name, _ in self.measures.metrics)]
         prefixes = [*["val_"] * bool(self), *(f"{name}." for name in self._sets if name != MAIN)]
         return [prefix + name for prefix in prefixes for name in each]
+
+    def labels(self, name: str) -> tuple[Any, np.ndarray | None]:
+        """(labels, weights) of the rows of a set that are measured."""
+        one = self._sets[name]
+        rows = self._val_rows[: one.last - one.first] if one.order is None else one.order[one.first : one.last]
+        labels, weights = one.data.labels, one.data.weights
+        return None if labels is None else labels[rows], None if weights is None else weights[rows]
 
     @property
     def every(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.arguments import as_bool, as_whole, what_is
+from ..base.arguments import as_bool, what_is
 from ..base.errors import DataError, SettingError
 from ..base.fit_options import FitOptions
 from ..base.habits import hinted
@@ -113,12 +113,10 @@ def fit(
             saver.share()
         with agreed(ranks):
             data = as_dataset(data)
-            epochs, progress = as_whole("epochs", use.epochs, 0), as_bool("progress", progress)
-            if not epochs and is_root(ranks):
+            progress = as_bool("progress", progress)
+            if not use.epochs and is_root(ranks):
                 warn("fit: epochs=0 trains nothing; the model stays as it is")
-            seed = as_whole("seed", use.seed, 0)
-            train_rows, val_rows = data.split(use.val_split, seed)
-            check_batch(use.batch_size)
+            train_rows, val_rows = data.split(use.val_split, use.seed)
             micro_batch_size = use.micro_batch_size
             if micro_batch_size is not None:
                 check_batch(micro_batch_size, use.batch_size, "micro_batch_size")
@@ -129,27 +127,26 @@ def fit(
             folds = _checked_folds(use.folds, model, use.val_split, check_freeze(use.freeze))
             val_sets = _validation_sets(val, len(val_rows) > 0 or folds > 0)
             if folds:  # two: a set's order is its own
-                data, val_sets = data.in_folds(folds, seed), {MAIN: data.in_folds(folds, seed), **val_sets}
-            batch_size = int(use.batch_size)
-            micro_batch_size = int(micro_batch_size or share_of(batch_size, ranks))
+                data, val_sets = data.in_folds(folds, use.seed), {MAIN: data.in_folds(folds, use.seed), **val_sets}
+            micro_batch_size = micro_batch_size or share_of(use.batch_size, ranks)
             trainer = Trainer(
                 model,
                 loss,
                 optimizer,
-                accumulate=-(-batch_size // micro_batch_size),
+                accumulate=-(-use.batch_size // micro_batch_size),
                 class_weights=weights_of_classes(class_weight, data, train_rows, val_sets.values()),
                 communicator=ranks,
                 **values_of(use, StepOptions, ExchangeOptions),
                 **options,
             )
-        same_settings(ranks, epochs=epochs, val_split=use.val_split, folds=folds, rows=data.n)
-        steps = epochs * -(-len(train_rows) // batch_size)
+        same_settings(ranks, epochs=use.epochs, val_split=use.val_split, folds=folds, rows=data.n)
+        steps = use.epochs * -(-len(train_rows) // use.batch_size)
         if saver is None and trainer.optimizer.state is None:  # no later training continues the schedule
             check_warmup(trainer.optimizer.settings, steps)
-        display = Display(trainer.epoch + epochs) if progress and is_root(ranks) else None
+        display = Display(trainer.epoch + use.epochs) if progress and is_root(ranks) else None
         loop = Loop(
             trainer, data, train_rows, val_rows,
-            batch_size=batch_size, micro_batch_size=micro_batch_size, steps=steps, seed=seed,
+            batch_size=use.batch_size, micro_batch_size=micro_batch_size, steps=steps, seed=use.seed,
             val_sets=val_sets, metrics=metrics, **values_of(use, EvalOptions),
             callbacks=[*logs, *several(callbacks)], on_epoch=on_epoch, on_progress=on_progress,
             on_train_batch=on_train_batch, on_eval_batch=on_eval_batch, saver=saver,
@@ -232,9 +229,9 @@ def _validation_sets(val: Data | Mapping[str, Data] | None, is_split: bool) -> d
     return {name: as_dataset(one) for name, one in sets.items()}
 
 
-def _checked_folds(folds: Any, model: Model, val_split: float, freeze: Sequence[str]) -> int:
+def _checked_folds(folds: int, model: Model, val_split: float, freeze: Sequence[str]) -> int:
     """SettingError for folds that members of the model cannot leave out. freeze: patterns of names."""
-    if not (folds := as_whole("folds", folds, 0)):
+    if not folds:
         return 0
     if not isinstance(model, Ensemble):
         text = f"{{folds}} requires an nn.Ensemble; the model is {what_is(model)}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BUILDS = 4  # compilations of a dynamic model that must give the same graphs
 
 
-def settings_of(trainer: Trainer) -> dict[str, Any]:
+def trainer_settings(trainer: Trainer) -> dict[str, Any]:
     """The part of a trainer: texts and numbers, in dicts of one level."""
     objective, optimizer = trainer.objective, trainer.optimizer
     weights = objective.class_weights
@@ -50,7 +50,7 @@ def identity_of(loop: LoopState) -> Identity:
         **loop.about,
         **{name: value for each in loop.subscribers for name, value in each.about().items()},
         **loop.data.records,
-        **settings_of(trainer),
+        **trainer_settings(trainer),
         **sizes,
         "attributes": attributes,
         "seed of the rows": loop.seed,

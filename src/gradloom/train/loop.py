@@ -111,6 +111,11 @@ class Loop(LoopState):
         stops = [stop_raised_by(getattr(each, event), *values) for each in self._receivers]
         return next(filter(None, stops), None)
 
+    def _announce(self, event: str, *values: Any) -> None:
+        """Likewise, of an event outside of the steps of a pass: StopTraining ends the run there."""
+        if self._emit_to_all(event, *values) is not None:
+            self.stopped = True
+
     def identity(self) -> Identity:
         """The identity of the run; the steps and evaluations are compiled for it."""
         return identity_of(self)
@@ -127,20 +132,21 @@ class Loop(LoopState):
         if not self.passes:
             self._first_pass = trainer.epoch
         self.restored = None
-        self.stopped = self._emit_to_all("begin", self) is not None
+        self.stopped = False
+        self._announce("begin", self)
         with contextlib.ExitStack() as stack:
             for context in (*(each.running() for each in self._receivers), trainer.together(), trainer.claim):
                 stack.enter_context(context)
             stack.enter_context(trainer.training())
-            self.emit("restore")
+            self._announce("restore")
             if self.validates_first and not self.passes and self.evaluator and self.before is None:
                 self._validate_first(source)
-            self.emit("start")
+            self._announce("start")
             try:
                 while (self._pass is not None or self.steps < self.steps_total) and not self.stopped:
                     self._run_pass(source)
             except BaseException as error:
-                self.emit("stopped", error)
+                self._emit_to_all("on_stop", error)
                 self._pass = None
                 raise
             self._emit_to_all("finish")
@@ -157,10 +163,10 @@ class Loop(LoopState):
         except StopTraining as error:
             self._stop(error)
         if self.before is not None:
-            self.emit("on_before", self.before)
+            self._announce("on_before", self.before)
 
     def _stop(self, error: StopTraining) -> None:
-        self.emit("stopped", error)
+        self._emit_to_all("on_stop", error)
         self.stopped = True
 
     def _run_pass(self, source: RowSource) -> None:
@@ -181,16 +187,17 @@ class Loop(LoopState):
             self._stop(error)
             is_part = not isinstance(error, TimeIsUp)
         ended = None if inside is None else next(iter(now.evaluations[inside:]), None)
+        is_cut = self.stopped
         result = self._close(now, ended, time.perf_counter() - began)
         if is_part:
             self._emit_to_all("on_part", result)
-        if self.stopped:
+        if is_cut:
             return
         if not self.evaluator or (ended is not None and self.evaluator.due_at_end(now.number, False)):
             self.trainer.optimizer_state.observe(monitored(result))
-        if self._emit_to_all("on_epoch", result) or stop:
-            self.stopped = True
-        self.emit("between_steps", "epoch")
+        self._announce("on_epoch", result)
+        self.stopped = self.stopped or stop is not None
+        self._announce("between_steps", "epoch")
 
     def _begin_pass(self) -> Pass:
         if self.history:
@@ -210,7 +217,7 @@ class Loop(LoopState):
         )  # fmt: skip
         self.history.append(result)
         self._pass = None
-        self.emit("on_pass", result)
+        self._announce("on_pass", result)
         if train.skipped and trainer.is_root:
             batches = -(-now.rows // self.batch_size)
             self.emit("on_notice", f"epoch {now.number}: {train.skipped} of {batches} batches skipped: not finite")
@@ -221,7 +228,8 @@ class Loop(LoopState):
     def _train(self, source: RowSource, now: Pass, began: float) -> None:
         """The remaining training rows of a pass, segment by segment."""
         trainer, batches = self.trainer, -(-now.rows // self.batch_size)
-        self.emit("begin_pass", source, now)
+        if stop := self._emit_to_all("begin_pass", source, now):
+            raise stop
         if self._ends and now.done < batches:  # errors of compilation are raised before anything is trained
             with attributes_kept(trainer.model, trainer.loss) if trainer.dynamic else contextlib.nullcontext():
                 trainer.prepare(
@@ -232,9 +240,8 @@ class Loop(LoopState):
             self.emit("on_segment")
         while now.done < batches:
             if now.done and self._is_due(now):
-                stop = self._evaluate(now)
-                self.emit("between_steps", "evaluation")
-                if stop is not None:
+                stops = self._evaluate(now), self._emit_to_all("between_steps", "evaluation")
+                if stop := next(filter(None, stops), None):
                     raise stop
             left = min((every - self.steps % every for every in self._ends), default=batches)
             now.segment = min(now.done + left, batches)
@@ -242,7 +249,8 @@ class Loop(LoopState):
             if now.train.skipped == batches:
                 raise NonFiniteError(f"epoch {now.number}: none of its {batches} batches was finite; all were skipped")
             self.emit("on_segment")
-            self.emit("between_steps", "segment")
+            if stop := self._emit_to_all("between_steps", "segment"):
+                raise stop
 
     def _train_segment(self, source: RowSource, now: Pass, began: float) -> None:
         """The optimiser steps of a pass up to `now.segment`."""

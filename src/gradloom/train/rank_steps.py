@@ -31,7 +31,7 @@ from ..run.backend import make_of
 from ..run.compile import compile as compile_program
 from ..run.cpu_backend import isa_of
 from ..runs.state import TrainState, shown
-from ..step.exchange import Exchange, check_exchange
+from ..step.exchange import Exchange
 from ..step.step import random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .compile_cache import CompileCache
@@ -71,7 +71,7 @@ class SumSteps(Steps):
         **settings: Any,
     ) -> None:
         super().__init__(objective, cache, state, **settings)
-        self.ranks, self.exchange = ranks, check_exchange(exchange)
+        self.ranks, self.exchange = ranks, exchange
         self._endings: dict[Hashable, Any] = cache.table()
 
     def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:

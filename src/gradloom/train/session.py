@@ -13,7 +13,7 @@ from ..base.errors import GradientError, GraphError
 from ..graph.grad import gradients
 from ..graph.graph import dot, listing, reachable
 from ..graph.leaves import Parameter, setting, stored_value
-from ..graph.stored import Stored, held
+from ..graph.stored import Stored, arrays_locked
 from ..graph.value import Value
 from ..run.compile import compile as compile_program
 
@@ -108,7 +108,7 @@ class CompiledGraph:
     def reset(self) -> None:
         """Zero the accumulators; the next call's losses have gradient 1 as every call's."""
         stored = [array.stored for array in self._accumulators.values()]
-        with held((), stored):
+        with arrays_locked((), stored):
             for one in stored:
                 one.write(0)
 

@@ -23,7 +23,7 @@ from ..graph.value import Value
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator
 from ..run.compile import compile as compile_program
-from ..run.diagnose import stopped
+from ..run.diagnose import step_error
 from ..step.exchange import Exchange
 from ..step.step import end_step, random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
@@ -203,7 +203,7 @@ class Steps:
 
     def _stopped(self, cause: str) -> NonFiniteError:
         """The error of a training step whose loss or gradient is not finite."""
-        return stopped(self.state.steps + 1, cause, self.state.epoch + 1)
+        return step_error(self.state.steps + 1, cause, self.state.epoch + 1)
 
     def _report(self, on_progress: OnProgress | None, done: int, rows: RowRange, each: bool) -> None:
         if on_progress is not None:

@@ -24,7 +24,7 @@ from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import builds_graphs, describe
 from ..nn.module import Module
-from ..optim.average import Average, check_decay
+from ..optim.average import Average
 from ..optim.clip import check_max
 from ..optim.names import optimizer_hint
 from ..optim.optimizer import AdamW, Optimizer
@@ -36,8 +36,7 @@ from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes, device_bytes, device_of, device_of_rank
 from ..run.compile import compile as compile_program
 from ..runs.state import TrainState
-from ..step.exchange import check_exchange
-from .arguments import check_options, check_skip, need_devices, with_backend
+from .arguments import check_options, need_devices, with_backend
 from .batches import CompiledBatch, RowRange
 from .compile_cache import CompileCache
 from .marked import MarkedGraph
@@ -127,7 +126,7 @@ class Trainer(AttributeHints):
         options = with_backend("Trainer", options)
         if build not in ("forward", "grad", "opt"):
             raise SettingError(setting="build", seen=build, need="forward, grad or opt")
-        accumulate, seed = as_whole("accumulate", accumulate, 1), as_whole("seed", use.seed, 0)
+        accumulate, seed = as_whole("accumulate", accumulate, 1), use.seed
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             text = (
                 f"{{optimizer}} is {what_is(optimizer)}; must be one of gl.optim, such as {optimizer_hint(optimizer)}"
@@ -138,10 +137,9 @@ class Trainer(AttributeHints):
         self.build, self.accumulate, self.seed, self.options = build, accumulate, seed, options
         self.dynamic = as_bool("dynamic", dynamic)
         self.max_norm, self.max_value = check_max("max_norm", use.max_norm), check_max("max_value", use.max_value)
-        ema, state = check_decay("ema", use.ema), self.optimizer_state
-        if ema != (0.0 if state.average is None else state.average.decay):
-            state.average = Average(ema) if ema else None
-        check_exchange(use.exchange)
+        state = self.optimizer_state
+        if use.ema != (0.0 if state.average is None else state.average.decay):
+            state.average = Average(use.ema) if use.ema else None
         self._check_used(loss, communicator, use.exchange, class_weights)
         if communicator is not None and "backend" in options:
             with Agreement(communicator).own():
@@ -171,7 +169,7 @@ class Trainer(AttributeHints):
         given = self.objective, self.cache, state
         of_steps: dict[str, Any] = {
             "build": build, "accumulate": accumulate, "dynamic": self.dynamic, "seed": seed, "max_norm": self.max_norm,
-            "max_value": self.max_value, "skips": check_skip(use.on_nonfinite), "options": options,
+            "max_value": self.max_value, "skips": use.on_nonfinite == "skip", "options": options,
         }  # fmt: skip
         self.driver: Steps = (
             Steps(*given, **of_steps) if communicator is None
@@ -181,7 +179,7 @@ class Trainer(AttributeHints):
         parts.register(self.train_state)
         self.modules = parts.modules
         self.bits = bits_of(use, TrainerOptions) | {  # compared by a resume
-            "seed": seed, "max_norm": self.max_norm, "max_value": self.max_value, "ema": ema,
+            "max_norm": self.max_norm, "max_value": self.max_value,
             "freeze": list(self.objective.freeze), "exchange": self.driver.exchange,
         }  # fmt: skip
         self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.cache.table()

@@ -11,10 +11,10 @@ from .precision import round_products, rounded_products
 from .program import Program
 from .simplify import join_pads, simplify
 
-Pass = Callable[[Program], Program]
+Rewrite = Callable[[Program], Program]
 
 
-def passes(fused: bool = True, precision: str = "f32") -> Iterator[Pass]:
+def passes(fused: bool = True, precision: str = "f32") -> Iterator[Rewrite]:
     """Those of a program in this precision, with fusion or without, that precede rounding."""
     first = simplify if precision == "f32" else simplify_unrounded
     yield first
