@@ -46,11 +46,12 @@ def functions() -> dict[str, tuple[type, ...]]:
 
 def commands() -> dict[str, Any]:
     """The commands by name, in the order of `gradloom --help`."""
-    import typer
+    import click
 
     from gradloom.cli.main import app
 
-    return dict(typer.main.get_command(app).commands)
+    context = click.Context(app)
+    return {name: app.get_command(context, name) for name in app.list_commands(context)}
 
 
 def page() -> str:
@@ -65,12 +66,12 @@ def _section(name: str) -> str:
     options = [p for p in command.params if p.param_type_name == "option"]
     line = " ".join(["gradloom", name, *(a.name.upper() for a in arguments)])
     lines = [f"    {line} [options]", "", "| argument or option | |", "|---|---|"]
-    lines += [f"| `{a.name.upper()}` | {_text(a.help)} |" for a in arguments]
+    lines += [f"| `{a.name.upper()}` | {_text(a.text)} |" for a in arguments]
     for option in options:
         forms = ", ".join(f"`{form}`" for form in [*option.opts, *option.secondary_opts])
         needed = " Needed." if option.required else ""
         default = option.default
-        shown = not option.is_flag and default is not None and not callable(default) and default != ()
+        shown = not (option.is_flag or option.required or option.multiple) and default is not None
         lines.append(f"| {forms} | {_text(option.help)}{needed}{f' [default: {default}]' if shown else ''} |")
     return "\n".join(lines) + "\n"
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
@@ -552,9 +553,8 @@ def test_no_instruction_hides_what_exists():
 
 
 def _commands() -> dict[str, Any]:
-    import typer
-
-    return dict(typer.main.get_command(app).commands)
+    context = click.Context(app)
+    return {name: app.get_command(context, name) for name in app.list_commands(context)}
 
 
 def test_instructions_of_the_command_name_its_options_and_commands():

@@ -32,8 +32,17 @@ def test_help_is_quick_to_start():
     code = "import sys; from gradloom.cli.main import main; main(['--help']); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, check=True)
     assert "fit" in done.stdout and "predict" in done.stdout
-    for heavy in ("'numpy'", "'rich'", "'gguf'", "'safetensors'", "'torch'", "'sklearn'", "'msgspec'"):
+    for heavy in ("'numpy'", "'gguf'", "'tokenizers'", "'safetensors'", "'torch'", "'sklearn'", "'msgspec'"):
         assert heavy not in done.stdout
+
+
+def test_a_command_imports_no_other():
+    code = (
+        "import sys; from gradloom.cli.main import main; main(['runs'])\n"
+        "print([name for name in ('runs', 'fit', 'finetune', 'chat') if f'gradloom.cli.{name}' in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "['runs']"
 
 
 def test_version_and_module():

@@ -80,7 +80,9 @@ def test_a_damaged_file_is_one_line(tmp_path):
 def test_without_pyarrow_the_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(BackendError, match=r"t.parquet: pyarrow is missing; pip install 'gradloom\[parquet\]'"):
+    with pytest.raises(
+        BackendError, match=r"t.parquet: requires pyarrow, not installed; run pip install 'gradloom\[parquet\]'"
+    ):
         read_table(tmp_path / "t.parquet")
 
 

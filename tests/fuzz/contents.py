@@ -14,7 +14,6 @@ import argparse
 import collections
 import contextlib
 import faulthandler
-import functools
 import io
 import json
 import os
@@ -29,7 +28,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import typer.main
 
 import gradloom as gl
 from examples.random_gguf import write_random
@@ -267,7 +265,6 @@ def use(model_path: Path, adapter_path: Path, told: collections.Counter[str]) ->
 def run(first: int, count: int) -> collections.Counter[str]:
     """All cases of a range; AssertionError names the one that does not answer as it should."""
     warnings.simplefilter("error", RuntimeWarning)
-    typer.main.get_command = functools.cache(typer.main.get_command)  # else half of the time goes into it
     told: collections.Counter[str] = collections.Counter()
     worst = 0
     with tempfile.TemporaryDirectory() as folder:

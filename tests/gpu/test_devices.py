@@ -131,7 +131,7 @@ def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.M
     devices.adapters.cache_clear()
     monkeypatch.setitem(sys.modules, "wgpu", None)
     monkeypatch.setattr(devices, "_devices", {})
-    with pytest.raises(gl.BackendError, match=r"gpu: the package wgpu is not installed; need pip install 'gradloom\["):
+    with pytest.raises(gl.BackendError, match=r"gpu: requires wgpu, not installed; run pip install 'gradloom\[gpu\]'"):
         gl.compile(ops.exp(gl.input("x", (3,))), device="gpu")
     assert [d.name for d in gl.devices()] == ["cpu"]
     devices.adapters.cache_clear()

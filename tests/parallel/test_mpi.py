@@ -227,7 +227,7 @@ def test_without_mpi4py_the_message_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.startswith("parallel='mpi': mpi4py with a working MPI is missing (")
-    assert done.stdout.endswith("pip install gradloom[mpi]\n") and done.stdout.count("\n") == 1
+    assert done.stdout.endswith("run pip install 'gradloom[mpi]'\n") and done.stdout.count("\n") == 1
 
 
 @needs_mpi

@@ -170,7 +170,7 @@ def test_without_scikit_learn_one_line_says_what_to_install(tmp_path):
         "try: gl.sklearn.Classifier\nexcept gl.BackendError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "gl.sklearn: scikit-learn is missing; pip install 'gradloom[sklearn]'\n"
+    assert done.stdout == "gl.sklearn: requires scikit-learn, not installed; run pip install 'gradloom[sklearn]'\n"
 
 
 @pytest.mark.parametrize("kind", [gl.sklearn.Classifier, gl.sklearn.Regressor])

@@ -305,3 +305,26 @@ def test_a_long_upload_is_shown(clock, width):
         assert text.count("uploading to gpu: 768.00 MiB of 1.00 GiB") == 1
         assert ("uploading to gpu: 256.00 MiB of 1.00 GiB" in text) is stream.isatty()
         assert "1.00 GiB of 1.00 GiB" not in text
+
+
+@pytest.mark.parametrize(
+    ("no_color", "encoding", "bar"),
+    [
+        (False, "utf-8", f"\x1b[35m{BAR[:5]}\x1b[90m{BAR[5:]}\x1b[0m"),
+        (True, "utf-8", "#" * 5 + "-" * 15),
+        (False, "ascii", "#" * 5 + "-" * 15),
+    ],
+)
+def test_the_bar_with_and_without_colours(clock, width, monkeypatch, no_color, encoding, bar):
+    width(80)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    stream, run = Terminal(), loop(0, 100)
+    monkeypatch.setattr(Terminal, "encoding", encoding)
+    with Display(1, stream) as display:
+        display.begin(run)
+        display.start()
+        clock[0], run.steps = 101.0, 25
+        display.on_progress(at(True, 25, 100, result(1.0)))
+    assert f"epoch 1/1  {bar}  3.0 s left" in stream.getvalue()

@@ -122,8 +122,10 @@ def test_a_plot_shows_each_validation_set_and_what_it_alone_measures():
 def test_no_plot_without_matplotlib_or_passes(monkeypatch):
     with pytest.raises(gl.SettingError, match="^plot: the history has no epoch; need at least one$"):
         gl.train.History().plot()
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(gl.BackendError, match=r"^plot: matplotlib is missing; pip install gradloom\[plot\]$"):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(
+        gl.BackendError, match=r"^plot: requires matplotlib, not installed; run pip install 'gradloom\[plot\]'$"
+    ):
         fitted().plot()
 
 

@@ -356,7 +356,9 @@ def test_what_is_missing_or_unknown_is_said_in_one_line(tmp_path, monkeypatch):
     with refused("log_every", "1epoch"):
         Log(tmp_path, every="1epoch")
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
-    with pytest.raises(gl.BackendError, match=r"^log: tensorboardX is missing; pip install gradloom\[tensorboard\]$"):
+    with pytest.raises(
+        gl.BackendError, match=r"^log: requires tensorboardX, not installed; run pip install 'gradloom\[tensorboard\]'$"
+    ):
         Log(tmp_path, "tensorboard")
 
 

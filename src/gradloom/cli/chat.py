@@ -7,14 +7,13 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
-
 from ..base import interrupts
 from ..base.errors import DataError
 from ..base.settings import PRECISIONS
 from .common import Device, GpuLayers, GpuMemory, Precision, Threads, need_one_of, need_whole, print_report, warn
 from .generate import Shown
 from .language import Lora, Temperature, Template, TopK, TopP, load_adapter, read_template
+from .parser import Argument, Option
 from .run_settings import check_places, shown_layers
 
 _LONGEST = 1 << 24  # bytes of a line
@@ -22,14 +21,14 @@ _HELP = "/forget begins anew, /quit or Ctrl-D ends, Ctrl-C stops a reply"
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="A GGUF model with a chat template.")],
+    model: Annotated[str, Argument(help="A GGUF model with a chat template.")],
     lora: Lora = None,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Maximum tokens of a reply.")] = 256,
+    system: Annotated[str | None, Option(help="System prompt.")] = None,
+    max_tokens: Annotated[int, Option("--max-tokens", "-n", help="Maximum tokens of a reply.")] = 256,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
     top_p: TopP = None,
-    seed: Annotated[int, typer.Option(help="Random seed for sampling: the same seed gives the same replies.")] = 0,
+    seed: Annotated[int, Option(help="Random seed for sampling: the same seed gives the same replies.")] = 0,
     chat_template: Template = None,
     precision: Precision = None,
     device: Device = None,

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
-import typer
-
 from ..base import interrupts
 from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
 from ..base.exit_codes import Exit, of_signal
@@ -25,6 +23,7 @@ from ..base.json_documents import Document
 from ..base.messages import log
 from ..base.terminal import shown_on, to_stderr
 from ..base.training_options import DeviceOptions, RankOptions
+from .parser import Option
 from .setting import flag_of
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ Device = Annotated[str | None, flag_of(DeviceOptions, "device")]
 GpuLayers = Annotated[str | None, flag_of(PlacingOptions, "gpu_layers")]
 GpuMemory = Annotated[str | None, flag_of(PlacingOptions, "gpu_memory")]
 Json = Annotated[bool, flag_of(FinetuneOutput, "json")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no report on stderr: warnings and errors alone.")]
+Quiet = Annotated[bool, Option("--quiet", help="No progress and no report on stderr: warnings and errors alone.")]
 OF_PYTHON = {"tensors": "targets", "train_on_all": "loss_on"}  # settings that have other names in Python
 _quiet = False  # this process prints nothing: its rank is not 0
 _reports = True  # progress and reports are shown: there is no --quiet

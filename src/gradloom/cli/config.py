@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
-import typer
-
 from ..base.errors import FileError, GradloomError, SettingError
 from ..base.options import Place
 from .common import OF_PYTHON, join, with_value
+from .parser import Option
 from .setting import Setting, checked, settings_of, shown
 from .settings_file import read, register
 
@@ -95,7 +94,7 @@ class Asked(Generic[S]):
 
 
 def command(kind: type[S], run: Callable[[Asked[S]], int], name: str, runs: type | None = None) -> Callable[..., int]:
-    """The function for typer whose parameters are the settings and --config; it calls `run` with the given settings.
+    """The command function whose parameters are the settings and --config; it calls `run` with the given settings.
     runs: the settings of another command, whose saved files this one accepts."""
 
     register(name, kind, runs)
@@ -103,9 +102,7 @@ def command(kind: type[S], run: Callable[[Asked[S]], int], name: str, runs: type
     def call(config: str | None = None, **flags: Any) -> int:
         return run(asked(kind, flags, config))
 
-    config = Annotated[
-        str | None, typer.Option(help="A settings file (TOML) whose keys are these names, as batch_size.")
-    ]
+    config = Annotated[str | None, Option(help="A settings file (TOML) whose keys are these names, as batch_size.")]
     annotations: dict[str, Any] = {
         s.name: Annotated[_plain(s), s.parameter] for s in settings_of(kind).values() if s.parameter
     }

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
-
 from ..base.exit_codes import Exit
+from ..base.extras import EXTRAS, install
 from ..base.json_facts import DOCTOR
 from ..base.platforms import UNTESTED, is_tested
 from .common import Json, columns, json_text, need_whole
+from .parser import Option
 
-# Every package that gradloom needs (as in pyproject.toml), and what for.
+# Required packages (as in pyproject.toml), and what for
 PACKAGES = {
     "numpy": "everything",
     "ml_dtypes": "bf16",
     "safetensors": "saved models",
-    "gguf": "GGUF files",
-    "tokenizers": "texts as tokens",
-    "jinja2": "chats as texts",
-    "typer": "the command",
-    "rich": "the progress bar",
+    "click": "the command",
     "msgspec": "settings",
     "tomli-w": "settings files",
 }
 if sys.version_info < (3, 11):
     PACKAGES["tomli"] = "settings files"  # the standard library reads them from then on
+if sys.platform == "win32":
+    PACKAGES["colorama"] = "the progress bar"
 
 _MEASURING_BYTES = 512 << 20  # of checking the kernels, about
 
 
 def doctor(
-    threads: Annotated[int | None, typer.Option(help="Threads to measure. [default: the machine's cores]")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Skip measurements.")] = False,
+    threads: Annotated[int | None, Option(help="Threads to measure. [default: the machine's cores]")] = None,
+    quick: Annotated[bool, Option("--quick", help="Skip measurements.")] = False,
     json: Json = False,
 ) -> int:
     """Report on this machine and this installation, measure them, and check the kernels.
@@ -67,7 +66,11 @@ def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tupl
     if not facts["tested"]:
         lines.append(("platform", UNTESTED))
     facts["packages"], wrong = _packages()
-    lines.append(("packages", "  ".join(f"{name} {version or '-'}" for name, version in facts["packages"].items())))
+    lines.append(("packages", _versions(facts["packages"])))
+    facts["extras"] = {}
+    for extra, packages in EXTRAS.items():
+        facts["extras"][extra] = found = {name: _version(name) for name in packages}
+        lines.append((f"[{extra}]", _versions(found) if all(found.values()) else f"not installed: {install(extra)}"))
     try:
         import gradloom.ops  # noqa: F401 (fills the registry of ops)
 
@@ -84,16 +87,21 @@ def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tupl
     return facts, lines, wrong
 
 
-def _packages() -> tuple[dict[str, str | None], list[str]]:
+def _version(package: str) -> str | None:
     from importlib import metadata
 
-    def version(name: str) -> str | None:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return None
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
-    versions = {name: version(name) for name in PACKAGES}
+
+def _versions(packages: Mapping[str, str | None]) -> str:
+    return "  ".join(f"{name} {version or '-'}" for name, version in packages.items())
+
+
+def _packages() -> tuple[dict[str, str | None], list[str]]:
+    versions = {name: _version(name) for name in PACKAGES}
     missing = [name for name, known in versions.items() if known is None]
     return versions, [f"the package {n} ({PACKAGES[n]}) is not installed; run `pip install {n}`" for n in missing]
 
@@ -208,7 +216,8 @@ def _kernels(
         facts["kernels"][isa] = result.checked
         good = result.checked - len(result.failed)
         worst = f"the largest error is {result.worst:.1e} ({result.worst_op})"
-        lines.append((f"kernels {isa}", f"{good} ops agree with their definitions; {worst}"))
+        skipped = f"; without the extra llm not checked: {', '.join(result.skipped)}" if result.skipped else ""
+        lines.append((f"kernels {isa}", f"{good} ops agree with their definitions; {worst}{skipped}"))
         wrong += [f"{isa}: {failure}; build the core again, and report it if it stays" for failure in result.failed]
         if result.missing:
             listed = ", ".join(result.missing)

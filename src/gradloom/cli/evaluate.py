@@ -7,8 +7,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ..base.errors import NonFiniteError, SettingError
 from ..base.finetune_options import DATA_HELP
 from ..base.json_documents import EVALUATE
@@ -44,6 +42,7 @@ from .language import (
     data_options,
     load_adapter,
 )
+from .parser import Argument, Option
 from .progress import ProgressLine
 from .run_settings import check_places, layers_report, shown_layers
 
@@ -53,11 +52,11 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A GGUF model.")],
-    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    model: Annotated[str, Argument(help="A GGUF model.")],
+    data: Annotated[str, Argument(help=DATA_HELP)],
     lora: Lora = None,
-    context: Annotated[int | None, typer.Option(help="Tokens per window. [default: 512, or the model's]")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Windows at a time. [default: about 512 tokens]")] = None,
+    context: Annotated[int | None, Option(help="Tokens per window. [default: 512, or the model's]")] = None,
+    batch_size: Annotated[int | None, Option(help="Windows at a time. [default: about 512 tokens]")] = None,
     precision: Precision = None,
     device: Device = None,
     gpu_layers: GpuLayers = None,

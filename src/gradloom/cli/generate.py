@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ..base.json_documents import GENERATE
 from ..base.memory import resident_peak, show_bytes
 from ..base.settings import PRECISIONS
@@ -25,6 +23,7 @@ from .common import (
     print_report,
 )
 from .language import Temperature, Template, TopK, TopP, chat_prompt, load_adapter, read_template
+from .parser import Argument, Option
 from .run_settings import check_places, layers_report, shown_layers
 
 if TYPE_CHECKING:
@@ -34,19 +33,19 @@ TOKENS = 64  # to generate by default, or fewer where the context ends
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A GGUF model.")],
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue.")],
-    lora: Annotated[str | None, typer.Option(help="An adapter to put on the model: .gguf, or PEFT.")] = None,
+    model: Annotated[str, Argument(help="A GGUF model.")],
+    prompt: Annotated[str, Option("--prompt", "-p", help="The text to continue.")],
+    lora: Annotated[str | None, Option(help="An adapter to put on the model: .gguf, or PEFT.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", "-n", help="Maximum tokens to generate. [default: 64]")
+        int | None, Option("--max-tokens", "-n", help="Maximum tokens to generate. [default: 64]")
     ] = None,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
     top_p: TopP = None,
-    seed: Annotated[int, typer.Option(help="Random seed for sampling: the same seed gives the same text.")] = 0,
-    chat: Annotated[bool, typer.Option("--chat", help="Format the prompt as a question by the chat template.")] = False,
+    seed: Annotated[int, Option(help="Random seed for sampling: the same seed gives the same text.")] = 0,
+    chat: Annotated[bool, Option("--chat", help="Format the prompt as a question by the chat template.")] = False,
     chat_template: Template = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given more than once.")] = None,
+    stop: Annotated[list[str] | None, Option(help="End before this text; may be given more than once.")] = None,
     precision: Precision = None,
     device: Device = None,
     gpu_layers: GpuLayers = None,

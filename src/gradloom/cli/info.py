@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ..base.json_facts import INFO_GGUF, INFO_MODEL
 from .common import Json, columns, json_text
+from .parser import Argument, Option
 
 if TYPE_CHECKING:
     from ..files.gguf import GGUF
@@ -35,10 +34,10 @@ VOCABULARY |= {"eos": "ggml.eos_token_id", "pad": "ggml.padding_token_id"}
 def info(
     file: Annotated[
         str,
-        typer.Argument(help="A GGUF file (a model, a vocabulary or an adapter), or a file of gradloom fit or gl.save."),
+        Argument(help="A GGUF file (a model, a vocabulary or an adapter), or a file of gradloom fit or gl.save."),
     ],
-    tensors: Annotated[bool, typer.Option("--tensors", help="List each tensor, not each kind of layer.")] = False,
-    keys: Annotated[bool, typer.Option("--keys", help="List all metadata.")] = False,
+    tensors: Annotated[bool, Option("--tensors", help="List each tensor, not each kind of layer.")] = False,
+    keys: Annotated[bool, Option("--keys", help="List all metadata.")] = False,
     json: Json = False,
 ) -> int:
     """Show a GGUF file: architecture, sizes, types, context, vocabulary, tensors; of an adapter, its pairs.
@@ -148,12 +147,11 @@ def _value(metadata: Mapping[str, Any], key: str) -> Any:
 
 def _file_type(value: Any) -> str | None:
     """q4_k_m of 15, as llama.cpp calls a mixture of types."""
-    from gguf import LlamaFileType
+    from ..files.gguf_types import FILE_TYPE_NAMES
 
-    try:
-        return LlamaFileType(value).name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
-    except (ValueError, TypeError):
-        return None if value is None else f"unknown ({value!r:.40})"
+    if isinstance(value, int) and value in FILE_TYPE_NAMES:
+        return FILE_TYPE_NAMES[value]
+    return None if value is None else f"unknown ({value!r:.40})"
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:

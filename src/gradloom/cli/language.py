@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ..base.finetune_options import DataOptions
+from .parser import Option
 from .setting import flag_of
 
 if TYPE_CHECKING:
@@ -24,12 +23,10 @@ LossOn = Annotated[str | None, flag_of(DataOptions, "loss_on")]
 SkipBadLines = Annotated[bool, flag_of(DataOptions, "skip_bad_lines")]
 Special = Annotated[bool, flag_of(DataOptions, "special")]
 # Of drawing tokens (see llm.sampling.Sampling)
-Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")]
-TopK = Annotated[int | None, typer.Option(help="Number of likeliest tokens to draw from; 0: all. [default: 40]")]
-TopP = Annotated[
-    float | None, typer.Option(help="Probability of the likeliest tokens to draw from; 1: all. [default: 0.95]")
-]
-Lora = Annotated[str | None, typer.Option("--lora", help="An adapter to put on the model: .gguf, or a PEFT folder.")]
+Temperature = Annotated[float, Option(help="Sampling temperature; 0 always takes the likeliest token.")]
+TopK = Annotated[int | None, Option(help="Number of likeliest tokens to draw from; 0: all. [default: 40]")]
+TopP = Annotated[float | None, Option(help="Probability of the likeliest tokens to draw from; 1: all. [default: 0.95]")]
+Lora = Annotated[str | None, Option("--lora", help="An adapter to put on the model: .gguf, or a PEFT folder.")]
 
 _TEMPLATE_BYTES = 1 << 20
 

@@ -9,9 +9,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, get_args
+from importlib import import_module
+from typing import Any
 
-import typer
+import click
 
 from .. import __version__
 from ..base.errors import GradloomError
@@ -20,7 +21,6 @@ from ..base.memory import need_start_memory
 from ..base.native import PACKAGE
 from ..base.settings import core_count
 from ..base.uploads import shown_by
-from .chat import chat
 from .common import (
     OF_PYTHON,
     Quiet,
@@ -37,30 +37,20 @@ from .common import (
     warn,
     with_value,
 )
-from .doctor import doctor
-from .evaluate import evaluate
-from .finetune import finetune
-from .fit import fit
-from .generate import generate
-from .info import info
-from .merge import merge
-from .plan import plan
-from .predict import predict
+from .parser import HELP_FLAGS, Argument, Command, Group, command, declared
 from .progress import Uploads
-from .rerun import rerun
-from .runs import runs
-from .verify import verify
 
+_COMMANDS = (
+    "fit", "predict", "finetune", "rerun", "runs", "generate", "chat", "evaluate", "plan", "verify", "info", "merge",
+    "doctor",
+)  # fmt: skip
 _LONGEST = 2000  # characters of an error, whose middle is left out: input may be of any length
 
-app = typer.Typer(
-    name="gradloom",
-    help="Train models as planned, proved computation graphs on a small native core.",
-    add_completion=False,
-    context_settings={"help_option_names": ["--help", "-h"]},
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+
+def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        print(f"gradloom {__version__}")
+        context.exit()
 
 
 def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
@@ -87,7 +77,7 @@ def _named(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
     name = OF_PYTHON.get(name, name)
     if name not in parameters:
         return None
-    is_argument = any(isinstance(one, typer.models.ArgumentInfo) for one in get_args(parameters[name].annotation))
+    is_argument = isinstance(declared(parameters[name].annotation), Argument)
     flag = name.upper() if is_argument else f"--{name.replace('_', '-')}"
     if seen is ...:
         return flag
@@ -109,23 +99,22 @@ def _with_quiet(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-for one in (fit, predict, finetune, rerun, runs, generate, chat, evaluate, plan, verify, info, merge, doctor):
-    app.command()(_stoppable(one if one in (runs, info, doctor) else _with_quiet(one)))
+def _load(name: str) -> Command:
+    function = getattr(import_module(f".{name}", __package__), name)
+    return command(_stoppable(function if name in ("runs", "info", "doctor") else _with_quiet(function)))
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"gradloom {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Train models as planned, proved computation graphs on a small native core."""
+_VERSION = click.Option(
+    ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+app = Group(
+    "gradloom",
+    _COMMANDS,
+    _load,
+    help="Train models as planned, proved computation graphs on a small native core.",
+    params=[_VERSION],
+    context_settings=HELP_FLAGS,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -147,17 +136,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     try:
-        code = int(app(args=given, prog_name="gradloom", standalone_mode=False) or 0)
-        if code == Exit.INTERRUPTED != exit_code(None):  # the parser's own, of a signal before the command began
-            raise typer.Abort
-        return code
+        with app.make_context("gradloom", given) as parsed:
+            return int(app.invoke(parsed))
     except GradloomError as error:
         return _refuse(str(error))
-    except (KeyboardInterrupt, typer.Abort) as stop:
+    except KeyboardInterrupt as stop:
         warn("gradloom: interrupted")
         return exit_code(stop)
-    except typer.Exit as end:
-        return int(end.exit_code)
+    except click.exceptions.Exit as end:  # of --help and --version
+        return end.exit_code
+    except click.ClickException as error:  # an unknown option, a value of another type
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "gradloom"
+        return _refuse(f"{_of_parser(error, context)}; see {path} --help", error.exit_code)
     except (StdoutError, BrokenPipeError) as error:
         return _stdout_failed(error)
     except ImportError as error:
@@ -170,38 +161,24 @@ def _run(given: list[str]) -> int:
         if str(error) != "can't start new thread":  # Python's message if there is no memory for the thread's stack
             raise
         return _refuse(_what_failed(MemoryError(f"{error}")))
-    except Exception as error:
-        # the parser's own errors (an unknown option, a value of another type) carry a message and a code
-        message = getattr(error, "format_message", None)
-        if message is None:
-            raise
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "gradloom"
-        hint = _hint(error, context)
-        text = " ".join(str(message()).split()).rstrip(".") + hint
-        return _refuse(f"{text}; see {command} --help", getattr(error, "exit_code", Exit.REFUSED))
 
 
-def _hint(error: Any, context: Any) -> str:
-    """What to write instead of an option or a command that there is not."""
+def _of_parser(error: click.ClickException, context: click.Context | None) -> str:
+    """The message of an error of the parser, with what to write instead of an unknown option or command."""
     from ..base.habits import command_hint, option_hint
 
-    option: Any = getattr(error, "option_name", None)
-    if getattr(error, "possibilities", 0) == 0 or context is None:  # no unknown option
-        message = str(error.format_message())
-        if re.match(r"Invalid value for .*'-n'", message) and "-ngl" in command_line():
-            return "; use --gpu-layers for -ngl"
-        unknown = re.match(r"No such command '(.*?)'", message)
-        return command_hint(unknown[1]) if unknown else ""
-    error.possibilities = None  # the parser's own suggestions, by spelling
-    parameters = context.command.params
-    arguments = [one.name for one in parameters if one.param_type_name == "argument"]
-    return option_hint(
-        option,
-        [name for one in parameters for name in one.opts if name.startswith("--")],
-        arguments,
-        context.command.name,
-    )
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        parameters = context.command.params
+        flags = [name for one in parameters for name in one.opts if name.startswith("--")]
+        arguments = [one.name for one in parameters if isinstance(one, click.Argument)]
+        hint = option_hint(error.option_name, flags, arguments, context.command.name or "")
+        return f"No such option: {error.option_name}{hint}"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    if unknown := re.match(r"No such command '(.*?)'", message):
+        return f"{unknown[0]}{command_hint(unknown[1])}"
+    if re.match(r"Invalid value for .*'-n'", message) and "-ngl" in command_line():
+        return f"{message}; use --gpu-layers for -ngl"
+    return message
 
 
 def _stdout_failed(error: StdoutError | BrokenPipeError) -> int:

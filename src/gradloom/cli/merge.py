@@ -6,20 +6,19 @@ import sys
 import time
 from typing import Annotated, Any
 
-import typer
-
 from ..base.json_documents import MERGE
 from .common import Json, columns, json_text, to_paste, warn
+from .parser import Argument, Option
 from .progress import change_line
 
 
 def merge(
-    model: Annotated[str, typer.Argument(help="The GGUF model that the adapter was trained on.")],
-    adapter: Annotated[str, typer.Argument(help="A GGUF adapter, or a folder of PEFT.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="GGUF file to write.")],
+    model: Annotated[str, Argument(help="The GGUF model that the adapter was trained on.")],
+    adapter: Annotated[str, Argument(help="A GGUF adapter, or a folder of PEFT.")],
+    out: Annotated[str, Option("--out", "-o", help="GGUF file to write.")],
     type: Annotated[
         str | None,
-        typer.Option(help="f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0. [default: each tensor keeps its own]"),
+        Option(help="f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0. [default: each tensor keeps its own]"),
     ] = None,
     json: Json = False,
 ) -> int:

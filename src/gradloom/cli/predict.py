@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ..base.json_documents import PREDICT
 from ..base.settings import PRECISIONS
 from .common import Device, Precision, json_text, need_one_of, print_report, warn
+from .parser import Argument, Option
 from .run_settings import check_device
 from .saved_settings import Inputs
 
@@ -32,21 +31,21 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: Annotated[str, typer.Argument(help="A file that gradloom fit saved, or its folder.")],
+    model: Annotated[str, Argument(help="A file that gradloom fit saved, or its folder.")],
     data: Annotated[
         str,
-        typer.Argument(help="A .csv, .csv.gz, .parquet or .npz file, a folder of idx files, or - for CSV on stdin."),
+        Argument(help="A .csv, .csv.gz, .parquet or .npz file, a folder of idx files, or - for CSV on stdin."),
     ],
-    out: Annotated[str | None, typer.Option(help="CSV file to write. [default: stdout]")] = None,
+    out: Annotated[str | None, Option(help="CSV file to write. [default: stdout]")] = None,
     keep: Annotated[
-        str | None, typer.Option(help="Columns of DATA to write in front of the predictions, such as id,name.")
+        str | None, Option(help="Columns of DATA to write in front of the predictions, such as id,name.")
     ] = None,
     encoding: Annotated[
-        str | None, typer.Option(help="Encoding of a text file, such as cp1252. [default: as in training]")
+        str | None, Option(help="Encoding of a text file, such as cp1252. [default: as in training]")
     ] = None,
     escape_formulas: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--escape-formulas",
             help="Write ' in front of CSV texts that spreadsheets run as formulas: those that begin with = + - @.",
         ),
@@ -55,7 +54,7 @@ def predict(
     device: Device = None,
     json: Annotated[
         bool,
-        typer.Option("--json", help="Print one JSON object, with the predictions in it where no CSV file is written."),
+        Option("--json", help="Print one JSON object, with the predictions in it where no CSV file is written."),
     ] = False,
 ) -> int:
     """Predict the target of each row, as CSV: the prediction, and for classes the probability of each.

@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ..base.options import Place
 from .common import Exchange, Json, Parallel, Threads, join, need_place, need_whole, to_paste, warn
 from .config import Asked
@@ -15,6 +13,7 @@ from .finetune import run as run_finetune
 from .finetune_settings import FinetuneSettings, run_beside
 from .fit import run as run_fit
 from .fit_settings import FitSettings
+from .parser import Argument, Option
 from .saved_settings import SETTINGS, digest, environment_settings
 from .setting import checked
 from .settings_file import parse_toml, read
@@ -26,9 +25,9 @@ _COMMANDS: dict[str, tuple[Any, Any]] = {
 
 
 def rerun(
-    run: Annotated[str, typer.Argument(help="The folder of a run, with its settings.toml.")],
+    run: Annotated[str, Argument(help="The folder of a run, with its settings.toml.")],
     out: Annotated[
-        str | None, typer.Option(help="Output folder or file. [default: next to the run, with -again in its name]")
+        str | None, Option(help="Output folder or file. [default: next to the run, with -again in its name]")
     ] = None,
     threads: Threads = None,
     parallel: Parallel = None,

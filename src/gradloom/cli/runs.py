@@ -10,12 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ..base.clock import utc
 from ..base.json_facts import RUNS
 from ..base.terminal import in_one_line
 from .common import Json, json_text, need_place, print_report
+from .parser import Argument
 from .saved_settings import SETTINGS
 
 _RESULT_BYTES = 1 << 26  # of result.json, with the history of a long run
@@ -24,7 +23,7 @@ _MOST_FOLDERS = 10_000
 
 
 def runs(
-    folder: Annotated[str, typer.Argument(help="Folder to search, with all folders below it.")] = ".",
+    folder: Annotated[str, Argument(help="Folder to search, with all folders below it.")] = ".",
     json: Json = False,
 ) -> int:
     """List the runs in a folder and below it, in the order of their beginning: state, length, numbers."""

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-import typer
-
 from ..base.errors import SettingError
 from ..base.habits import keyword_hint
 from ..base.options import need_of, options_of, without_none
+from .parser import Argument, Option
 
 # ---- the declaration -------------------------------------------------------------------------------------------------
 
@@ -42,14 +41,14 @@ class Setting:
 
     @property
     def parameter(self) -> Any:
-        """typer's Argument or Option, with the default in its help; None: a key of settings files only."""
+        """Its declaration for the parser, with the default in its help; None: a key of settings files only."""
         if self.help is None:
             return None
         shows = self.default not in (None, ...) and not isinstance(self.default, (bool, list, dict))
         text = f"{self.help} [default: {self.default}]" if shows else self.help
         if self.is_argument:
-            return typer.Argument(help=text)
-        return typer.Option(*([self.flag] if self.kind is bool else []), help=text, metavar=self.metavar)
+            return Argument(help=text)
+        return Option(*([self.flag] if self.kind is bool else []), help=text, metavar=self.metavar)
 
 
 def command_settings(command: str, *records: type) -> Any:
@@ -70,7 +69,7 @@ def command_settings(command: str, *records: type) -> Any:
 
 
 def flag_of(record: type, name: str) -> Any:
-    """typer's parameter of an option, for commands without a settings file: its first flag."""
+    """The declaration of an option, for commands without a settings file: its first flag."""
     one = options_of(record)[name]
     flag = one.flag(one.flags[0].commands.split()[0])
     assert flag is not None

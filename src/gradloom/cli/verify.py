@@ -6,8 +6,6 @@ import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import typer
-
 from ..base.exit_codes import Exit
 from ..base.finetune_options import DATA_HELP
 from ..base.json_documents import VERIFY
@@ -27,22 +25,23 @@ from .language import (
     adapter_for,
     data_options,
 )
+from .parser import Argument, Option
 from .progress import change_line
 
 
 def verify(
-    model: Annotated[str, typer.Argument(help="A GGUF model.")],
-    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    model: Annotated[str, Argument(help="A GGUF model.")],
+    data: Annotated[str, Argument(help=DATA_HELP)],
     lora: Lora = None,
-    method: Annotated[str, typer.Option(help="lora, or full: the model's own tensors.")] = "lora",
-    rank: Annotated[int | None, typer.Option(help="Rank of a new adapter. [default: 8]")] = None,
-    targets: Annotated[str | None, typer.Option(help="Tensors to adapt or train: names, patterns, or all.")] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens per row. [default: 64]")] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows of the step.")] = 1,
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
-    train_dtype: Annotated[str | None, typer.Option(help="f32: quantised and half tensors train as copies.")] = None,
-    reference: Annotated[bool, typer.Option(help="Also compare with float64, which takes memory and time.")] = True,
-    seed: Annotated[int, typer.Option(help="Random seed of the rows and of a new adapter.")] = 0,
+    method: Annotated[str, Option(help="lora, or full: the model's own tensors.")] = "lora",
+    rank: Annotated[int | None, Option(help="Rank of a new adapter. [default: 8]")] = None,
+    targets: Annotated[str | None, Option(help="Tensors to adapt or train: names, patterns, or all.")] = None,
+    context: Annotated[int | None, Option(help="Tokens per row. [default: 64]")] = None,
+    batch_size: Annotated[int, Option(help="Rows of the step.")] = 1,
+    optimizer: Annotated[str, Option(help="adamw or sgd.")] = "adamw",
+    train_dtype: Annotated[str | None, Option(help="f32: quantised and half tensors train as copies.")] = None,
+    reference: Annotated[bool, Option(help="Also compare with float64, which takes memory and time.")] = True,
+    seed: Annotated[int, Option(help="Random seed of the rows and of a new adapter.")] = 0,
     precision: Precision = None,
     threads: Threads = None,
     device: Device = None,

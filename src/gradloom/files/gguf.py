@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import FileError
+from ..base.extras import optional
 from .gguf_fields import Field, Metadata
 from .gguf_head import Head, TensorInfo
 from .gguf_types import NO_WEIGHTS, PLAIN, show_name
@@ -87,11 +88,10 @@ class GGUF:
         if tensor.kind in PLAIN:
             with np.errstate(over="ignore"):  # an f64 beyond f32 is infinite
                 return rows.view(PLAIN[tensor.kind]).astype(np.float32)
-        from gguf import GGMLQuantizationType, dequantize
-
+        gguf = optional("gguf", f"{self.path}: tensor {show_name(name)} ({tensor.kind})", "llm")
         try:
             with np.errstate(all="ignore"):  # blocks may hold infinite scales
-                values = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[tensor.kind.upper()])
+                values = gguf.dequantize(np.ascontiguousarray(rows), gguf.GGMLQuantizationType[tensor.kind.upper()])
         except (KeyError, NotImplementedError):
             raise FileError(
                 f"{self.path}: tensor {show_name(name)} is {tensor.kind}, which cannot be dequantised"

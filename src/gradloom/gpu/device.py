@@ -12,6 +12,7 @@ from typing import Any
 
 from ..base.dtypes import DType
 from ..base.errors import BackendError, DeviceLost, DeviceMemoryError, one_line
+from ..base.extras import install, missing
 from ..base.memory import show_bytes
 from .calls import Dispatch, Limits
 from .source import CALL_BYTES, Slots, module
@@ -29,7 +30,6 @@ OURS = 2  # storage buffers of each dispatch that are not data: `fixed` and the 
 TIMESTAMPS, SUBGROUPS = "timestamp-query", "subgroup"  # features
 MOST_SUBGROUP = 32  # threads of a subgroup that trees use
 MESA_ROUNDS = 65535  # after these Mesa's software adapter ends a kernel's loops without a word
-INSTALL = "pip install 'gradloom[gpu]'"
 DRIVER = "need a driver for Vulkan (on Debian without a GPU: apt install mesa-vulkan-drivers), Metal or DX12"
 
 
@@ -39,9 +39,9 @@ def _wgpu() -> Any:
         import wgpu
         import wgpu.backends.wgpu_native
     except ImportError:
-        raise BackendError(f"gpu: the package wgpu is not installed; need {INSTALL}") from None
+        raise missing("gpu", "gpu") from None
     except Exception as error:  # its library does not load on this system
-        raise BackendError(f"gpu: the package wgpu cannot be used: {one_line(error)}; need {INSTALL}") from None
+        raise BackendError(f"gpu: the package wgpu cannot be used: {one_line(error)}; run {install('gpu')}") from None
     return wgpu
 
 

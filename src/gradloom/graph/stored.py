@@ -19,6 +19,7 @@ from ..base.aligned import ALIGNMENT, address_of, aligned_empty
 from ..base.arrays import as_array
 from ..base.dtypes import DType, Shaped, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
+from ..base.extras import optional
 from .numbers import check_range
 from .scope import current_device
 from .stack import Stack
@@ -443,12 +444,12 @@ def _unpickled(
 
 def dequantised(data: np.ndarray, kind: DType, shape: tuple[int, ...]) -> np.ndarray:
     """The numbers of quantised bytes as f32, computed by the gguf package: the definition."""
-    from gguf import GGMLQuantizationType, quants  # takes a while to import
-
     if not data.size:
         return np.zeros(shape, np.float32)
+    gguf = optional("gguf", kind.name, "llm")  # takes a while to import
     rows = data.reshape(-1, kind.bytes_of(shape[-1]))
-    return quants.dequantize(rows, GGMLQuantizationType[kind.name.upper()]).reshape(shape)
+    numbers: np.ndarray = gguf.dequantize(rows, gguf.GGMLQuantizationType[kind.name.upper()])
+    return numbers.reshape(shape)
 
 
 def _numbers(name: str, data: object, kind: str | DType) -> np.ndarray:

@@ -17,19 +17,21 @@ from ..base.arguments import need_path
 from ..base.arrays import place_in
 from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
+from ..base.extras import need_llm
 from ..base.habits import hinted
 from ..files import check_target, open_gguf, refuse_input, write_gguf
 from ..files.gguf import GGUF
 from ..files.gguf_fields import Field
 from ..files.gguf_fields import field as gguf_field
 from ..files.gguf_head import TensorInfo
-from ..files.gguf_types import KINDS, NO_WEIGHTS, first_not_finite, kind_bytes, show_name
+from ..files.gguf_types import FILE_TYPE_NAMES, KINDS, NO_WEIGHTS, first_not_finite, kind_bytes, show_name
 from ..run import dequantize
 from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
 from .adapter_files import files_given, read_adapter
 
-# type that can be written -> general.file_type of a model that is mostly of it (llama.cpp's llama_ftype)
-FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}
+# type that can be written -> general.file_type of a model that is mostly of it
+_FILE_TYPE_IDS = {name: number for number, name in FILE_TYPE_NAMES.items()}
+FILE_TYPES = {name: _FILE_TYPE_IDS[name] for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")}
 FALLBACK = "f16"  # for rows whose length is not a multiple of the block, as in llama.cpp's converter
 _NATIVE = frozenset(t.name for t in QUANTISED)  # decoded by the core's kernels
 _PIECE = 1 << 20  # elements that are converted at a time
@@ -77,6 +79,7 @@ def merge(
     need_path(out_path, "merge", "out_path", "a path: that of the GGUF file to write")
     if kind is not None and kind not in FILE_TYPES:
         raise SettingError(setting="type", seen=kind, need=f"one of {' '.join(FILE_TYPES)}", place="merge")
+    need_llm()
     read = [model_path, *files_given(adapter_path)]
     refuse_input(out_path, *read)
     if Path(out_path).suffix != ".gguf":

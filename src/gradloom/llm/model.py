@@ -15,6 +15,7 @@ from ..base import dtypes
 from ..base.aligned import aligned_empty
 from ..base.arguments import need_path, what_is
 from ..base.errors import FileError, SettingError, ShapeError, one_line
+from ..base.extras import need_llm
 from ..base.habits import AttributeHints, hinted
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
@@ -66,6 +67,7 @@ class Model(AttributeHints):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         from ..files.gguf import open_gguf
 
+        need_llm()
         self.file = open_gguf(path)
         self.path = str(path)
         metadata = self.file.metadata

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..base import memory
 from ..base.arguments import as_whole
 from ..base.errors import SettingError
+from ..base.extras import need_llm
 from ..base.finetune_options import PlacingOptions, TuneOptions
 from ..base.memory import Memory, need_memory, show_bytes
 from ..base.options import taken, takes
@@ -267,6 +268,7 @@ def plan(
 
 def base_bytes() -> int:
     """Resident memory of this process before a run, after loading the libraries that a run needs."""
+    need_llm()
     import gguf  # noqa: F401
     import tokenizers  # noqa: F401
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import BackendError
+from ..base.extras import missing
 from .template_worker import GREETING, NO_MEMORY
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
@@ -345,7 +346,7 @@ def _folder(module: str) -> str:
     """The folder of a package for the process, which does not search sys.path."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        raise BackendError(f"chat templates need the package {module}, which is not installed")
+        raise missing("chat templates", "llm")
     return os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..base.arguments import as_bool
 from ..base.errors import DataError, FileError, SettingError
+from ..base.extras import need_llm
 from ..base.habits import AttributeHints, hinted, not_callable
 from . import bpe
 from .bpe import SPACE, Bpe, id_array
@@ -56,6 +57,7 @@ class Tokenizer(AttributeHints):
     """
 
     def __init__(self, metadata: Mapping[str, Any], name: str = "") -> None:
+        need_llm()
         self.name = name
         self._where = f"{name}: " if name else ""
         model = metadata.get("tokenizer.ggml.model")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..base.errors import BackendError
+from ..base.extras import install
 from .communicator import described, launched
 
 START = 10  # time-outs to wait for all ranks to come, while there are no messages yet
@@ -21,7 +22,7 @@ def started_mpi(timeout: float) -> Any:
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise BackendError(
-            f"parallel='mpi': mpi4py with a working MPI is missing ({described(error)}); pip install gradloom[mpi]"
+            f"parallel='mpi': mpi4py with a working MPI is missing ({described(error)}); run {install('mpi')}"
         ) from None
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         raise BackendError(

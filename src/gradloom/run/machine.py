@@ -14,7 +14,7 @@ import numpy as np
 
 from ..base.aligned import aligned_empty
 from ..base.dtypes import bf16
-from ..base.errors import GradloomError
+from ..base.errors import BackendError, GradloomError
 from ..base.settings import core_count
 from ..graph.composition import by_reference
 from ..graph.declaration import Sample
@@ -135,10 +135,12 @@ SMALL = 1_000_000  # elements of the inputs of a sample that is still quick
 class SelfCheck:
     """What self_check found: ops checked, ops that the core has no kernel for, those that failed and why.
 
+    skipped: ops whose samples require a package that is not installed
     worst: the largest f32 error, relative to the largest number of its output.
     """
 
     checked: int
+    skipped: tuple[str, ...]
     missing: tuple[str, ...]
     failed: tuple[str, ...]
     worst: float
@@ -154,7 +156,7 @@ def self_check(isa: str | None = None, threads: int = 2) -> SelfCheck:
     chosen = choose_isa(isa)
     have = {name for name, _ in _core.kernels(chosen)}
     own = {row for row in _core.kernels(chosen, own=True) if row[0] in REGISTRY}
-    checked, missing, failed, worst = 0, [], [], (0.0, "")
+    checked, skipped, missing, failed, worst = 0, [], [], [], (0.0, "")
     for spec in REGISTRY.values():
         if spec.leaf or spec.view is not None or spec.samples is None:
             continue
@@ -163,7 +165,11 @@ def self_check(isa: str | None = None, threads: int = 2) -> SelfCheck:
             continue
         if not any(name == spec.name for name, _ in own):
             continue
-        sample = _sample(spec, own)
+        try:
+            sample = _sample(spec, own)
+        except BackendError:
+            skipped.append(spec.name)
+            continue
         if sample is None:
             continue
         try:
@@ -175,7 +181,7 @@ def self_check(isa: str | None = None, threads: int = 2) -> SelfCheck:
         if not beyond <= 1:
             failed.append(f"{spec.name}: differs from its definition by {beyond:.3g} times the tolerance")
         worst = max(worst, (error, spec.name))
-    return SelfCheck(checked, tuple(missing), tuple(failed), worst[0], worst[1])
+    return SelfCheck(checked, tuple(skipped), tuple(missing), tuple(failed), worst[0], worst[1])
 
 
 def _sample(spec: OpSpec, own: Container[tuple[str, str]]) -> Sample | None:

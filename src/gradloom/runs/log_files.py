@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..base.errors import BackendError, FileError
+from ..base.errors import FileError
+from ..base.extras import optional
 from ..base.json_facts import METRICS
 from ..files.atomic import atomic_inside
 from ..files.inside import opened
@@ -217,12 +218,8 @@ class EventFiles:
     of an earlier part of the run are replaced by one with all lines. BackendError without tensorboardX."""
 
     def __init__(self) -> None:
-        try:
-            from tensorboardX.event_file_writer import EventsWriter
-            from tensorboardX.proto.event_pb2 import Event
-        except ImportError:
-            raise BackendError("log: tensorboardX is missing; pip install gradloom[tensorboard]") from None
-        self._make_writer, self._make_event = EventsWriter, Event
+        self._make_writer = optional("tensorboardX.event_file_writer", "log", "tensorboard").EventsWriter
+        self._make_event = optional("tensorboardX.proto.event_pb2", "log", "tensorboard").Event
         self._writer: Any = None
         self._flushed = 0.0
 

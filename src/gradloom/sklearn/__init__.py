@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import BackendError
+from ..base.extras import missing
 from ..base.habits import missing_name
 
 try:
     import sklearn  # noqa: F401 - the package of that name, not this one
 except ImportError:
-    raise BackendError("gl.sklearn: scikit-learn is missing; pip install 'gradloom[sklearn]'") from None
+    raise missing("gl.sklearn", "sklearn") from None
 
 from ..tables.estimators import Classifier, Regressor
 

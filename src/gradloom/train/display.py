@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -12,8 +13,9 @@ from itertools import chain
 from types import TracebackType
 from typing import Any
 
+from ..base.live import Live, can_redraw
 from ..base.memory import resident
-from ..base.terminal import controls, in_one_line, shown_on
+from ..base.terminal import in_one_line, shown_on
 from ..base.uploads import progress_text, shown_by
 from ..runs.events import Subscriber
 from .metrics import UNCERTAINTY
@@ -78,25 +80,17 @@ def arranged(groups: Sequence[Sequence[str]], width: int) -> list[str]:
     return lines
 
 
-class _Shown:
-    """Content of the live display, in groups of parts: a renderable of rich. done: filled part of the bar, 0 to 1."""
+class _LiveBar(Live):
+    """Live lines with a bar. done: its filled part, 0 to 1."""
 
-    def __init__(self) -> None:
-        self.groups: list[list[str]] = []
-        self.done = 0.0
+    done = 0.0
 
-    def __rich_console__(self, console: Any, options: Any) -> Any:
-        from rich.text import Text
-
+    def styled(self, line: str) -> str:
         full = round(len(BAR) * min(max(self.done, 0.0), 1.0))
-        for line in arranged([[*map(in_one_line, group)] for group in self.groups], options.max_width):
-            text, at = Text(line), line.find(BAR)
-            if at >= 0:
-                if options.ascii_only:
-                    text = Text(line.replace(BAR, "#" * full + "-" * (len(BAR) - full)))
-                text.stylize("bar.complete", at, at + full)
-                text.stylize("bar.back", at + full, at + len(BAR))
-            yield text
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        if "NO_COLOR" in os.environ or not encoding.lower().startswith("utf"):
+            return line.replace(BAR, "#" * full + "-" * (len(BAR) - full))
+        return line.replace(BAR, f"\x1b[35m{BAR[:full]}\x1b[90m{BAR[full:]}\x1b[0m")
 
 
 class _Display(Subscriber, ABC):
@@ -110,8 +104,7 @@ class _Display(Subscriber, ABC):
     def __init__(self, epochs: int, stream: Any = None) -> None:
         self.stream = sys.stderr if stream is None else stream
         self.epochs = epochs
-        self._live: Any = None
-        self._shown = _Shown()
+        self._live: _LiveBar | None = None
         self._loop: Any = None  # the gl.train.Loop
         self._shown_loop: Any = None  # the same, from `start` on
         self._start = self._refreshed = time.perf_counter()
@@ -128,17 +121,9 @@ class _Display(Subscriber, ABC):
     def __enter__(self) -> Any:
         self._line_at = time.perf_counter()
         self._uploads.enter_context(shown_by(self._uploading))
-        if self.stream.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(file=controls(self.stream))
-            if not console.is_dumb_terminal:
-                self._live = Live(
-                    self._shown, console=console, auto_refresh=False, vertical_overflow="visible",
-                    redirect_stdout=sys.stdout.isatty(),  # what goes to a file or a pipe stays out of the display
-                )  # fmt: skip
-                self._live.start()
+        if can_redraw(self.stream):
+            self._live = _LiveBar(self.stream)
+            self._live.start()
         return self
 
     def __exit__(
@@ -194,8 +179,7 @@ class _Display(Subscriber, ABC):
     def print_line(self, *parts: str) -> None:
         """A line that stays; on a narrow terminal several."""
         if self._live is not None:
-            lines = arranged([[*map(in_one_line, parts)]], self._live.console.width)
-            self._live.console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+            self._live.print("\n".join([*self._arranged([parts]), ""]))
         else:
             print(shown_on(self.stream, "  ".join(parts)), file=self.stream, flush=True)
 
@@ -233,8 +217,8 @@ class _Display(Subscriber, ABC):
             return
         self._refreshed = now
         loop = self._shown_loop
-        self._shown.done = loop.steps / max(loop.steps_total, 1) if loop is not None else 0.0
-        self._shown.groups = [
+        self._live.done = loop.steps / max(loop.steps_total, 1) if loop is not None else 0.0
+        groups = [
             [self._head(), BAR, *([] if loop is None else [f"{self._left()} left"])],
             [*([self._speed] if self._speed else []), *self._pace()],
             [self._upload] if self._upload else [],
@@ -242,7 +226,12 @@ class _Display(Subscriber, ABC):
             *self._validation,
             [] if loop is None else _best_of(loop),
         ]
-        self._live.refresh()
+        self._live.show(self._arranged(groups))
+
+    def _arranged(self, groups: Sequence[Sequence[str]]) -> list[str]:
+        """Printable lines of the width of the terminal."""
+        assert self._live is not None
+        return arranged([[*map(in_one_line, group)] for group in groups], self._live.columns)
 
     def _pace(self) -> list[str]:
         """Memory of this process, and the learning rate of the last step."""

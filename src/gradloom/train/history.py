@@ -6,7 +6,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import BackendError, SettingError, TrainError
+from ..base.errors import SettingError, TrainError
+from ..base.extras import optional
 from ..base.habits import AttributeHints
 from ..base.html import html_table
 from .metrics import UNCERTAINTY
@@ -118,11 +119,7 @@ def _measures(epoch: EpochResult) -> list[str]:
 
 def pyplot() -> Any:
     """matplotlib.pyplot; BackendError where it is missing."""
-    try:
-        import matplotlib.pyplot
-    except ImportError:
-        raise BackendError("plot: matplotlib is missing; pip install gradloom[plot]") from None
-    return matplotlib.pyplot
+    return optional("matplotlib.pyplot", "plot", "plot")
 
 
 def _line(axis: Any, columns: dict[str, list[Any]], name: str, label: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import BackendError, DataError, FileError
+from ...base.errors import DataError, FileError
+from ...base.extras import optional
 from .array_cells import named_cells
 from .cell_rules import PLAIN, CellRules
 from .cells import ArrayCells, NumberCells, RefusedCells, TextCells
@@ -56,11 +57,8 @@ def read_parquet(
     is missing; DataError for no rows, and for nested columns where they are used; FileError for a file that is damaged,
     or too large.
     """
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ImportError:
-        raise BackendError(f"{path}: pyarrow is missing; pip install 'gradloom[parquet]'") from None
+    arrow = optional("pyarrow", f"{path}", "parquet")
+    parquet = optional("pyarrow.parquet", f"{path}", "parquet")
     try:
         size = path.stat().st_size
         if size == 0:
