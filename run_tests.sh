@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets up .venv and passes the tests: formatter, linter, types, the whole suite. Prints the seconds of each section.
-#   ./run_tests.sh           what a change needs
-#   ./run_tests.sh --full    also: PyTorch as the oracle, ranks under mpiexec, the suite under each switch, sanitizer builds of the core, its allocations failing
+# Sets up .venv and passes the tests: formatter, linter, types, the tests. Prints the seconds of each section.
+#   ./run_tests.sh           what a change needs; of the tests a sample (tests/quick.py)
+#   ./run_tests.sh --full    all tests; also: PyTorch as the oracle, ranks under mpiexec, the suite under each switch, sanitizer builds of the core, its allocations failing
 #   ./run_tests.sh --long    some hours: 100 000 fuzzed inputs of each kind, 10 000 random gradients, 20 minutes of threads, every fault of the system
 #   ./run_tests.sh --client  llama.cpp loads what we write (builds the package llama-cpp-python: some minutes)
 # The environment variable PYTHON chooses the interpreter (python3 by default).
@@ -89,7 +89,7 @@ case $mode in
     ;;
   *)
     section "format, lint, types" lint
-    section "tests" $py -m pytest -q -n "$jobs"
+    section "tests" $py -m pytest -q -n "$jobs" $([ "$mode" = --full ] || echo --quick)
     ;;
 esac
 

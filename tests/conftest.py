@@ -13,6 +13,7 @@ import pytest
 from tests import processes
 from tests.budgets import Budgets
 from tests.json_checks import Document, check_values
+from tests.quick import Quick
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: tests send it to their own process
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -20,8 +21,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 os.environ.pop("PYTHONUNBUFFERED", None)  # commands that the tests start buffer their output, as for most users
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="a sample of the cases of each test, and none that is slow")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Budgets(config))
+    if config.getoption("--quick"):
+        config.pluginmanager.register(Quick())
 
 
 @pytest.fixture(autouse=True)
