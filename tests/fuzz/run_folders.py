@@ -123,7 +123,10 @@ def use(run: RunFolder, seed: int) -> None:
         run.checkpoints.save(step, {"model.w": np.full(3, seed)}, {"a": 1}, best=step == 1)
         run.checkpoints.wait()
         with contextlib.suppress(OSError):  # a training says it, and goes on
-            lines.add(run.path("metrics.jsonl").parent, {"kind": "train", "step": step, "time": 1.0, "loss": 0.5})
+            lines.add(
+                run.path("metrics.jsonl").parent,
+                {"kind": "train", "step": step, "epoch": 1, "time": 1.0, "seconds": 1.0, "loss": 0.5},
+            )
         write_inside(run.path("samples.jsonl"), b"{}\n")
     lines.close()
 
