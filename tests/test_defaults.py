@@ -124,6 +124,7 @@ def test_the_rate_of_a_fine_tuning_follows_from_what_trains(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+@pytest.mark.slow
 def test_an_estimator_trains_as_the_command_fit(tmp_path: Path, capsys: Any, optimizer: str) -> None:
     from gradloom.sklearn import Classifier
     from tests.cli.command import run

@@ -117,6 +117,7 @@ def test_the_page_of_precision_runs() -> None:
     assert names["grads"][names["net"][0].weight] is not None and names["outputs"].shape == (200, 3)
 
 
+@pytest.mark.slow
 def test_the_page_of_tables_shows_what_the_command_says(tmp_path: Path) -> None:
     page, text = ROOT / "docs" / "tables.md", ""
     for name, fresh in _load(ROOT / "docs" / "tables.py").page(tmp_path).items():

@@ -156,6 +156,7 @@ def test_subscribers_are_found() -> None:
     assert "llm/samples.py" not in SUBSCRIBERS and set(GIVEN) <= subscribers()
 
 
+@pytest.mark.slow
 def test_no_circle_of_imports() -> None:
     """Between files: imports inside of functions and for type checkers count, too."""
     imports: dict[str, set[str]] = {}

@@ -37,7 +37,7 @@ STABLE = "cp312"  # from this version on, one wheel: the stable interface
 
 class Platform(NamedTuple):
     target: str  # of the compiler
-    system: str  # CMake's name
+    system: str
     suffix: str  # of a module, before .so
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     unknown = [name for name in options.platforms if name not in PLATFORMS]
     if unknown:
         parser.error(f"platform {unknown[0]}: need one of {', '.join(PLATFORMS)}")
-    os.environ["PATH"] = f"{options.pythons}:{os.environ['PATH']}"
+    os.environ["PATH"] = ":".join([options.pythons, str(Path(sys.executable).parent), os.environ["PATH"]])
     os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # of the files in the wheels: 1980
     includes = {abi: include_folder(python) for abi, python in PYTHONS.items()}
     options.out.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class Build:
         self.compiler = self._script("c++", f"c++ -target {platform.target}")
         run([
             "cmake", "-S", str(ROOT), "-B", str(folder / "native"), "-G", "Ninja", "-DGRADLOOM_MODULES=OFF",
-            f"-DCMAKE_SYSTEM_NAME={platform.system}", f"-DCMAKE_SYSTEM_PROCESSOR={platform.target.split('-')[0]}",
+            "-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={platform.target.split('-')[0]}",  # a library alone
             f"-DCMAKE_CXX_COMPILER={self.compiler}", f"-DCMAKE_AR={folder / 'ar'}",
             f"-DCMAKE_RANLIB={folder / 'ranlib'}", "-DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY",
         ])  # fmt: skip

@@ -150,6 +150,7 @@ class Terminal:
         os.write(self.end, data)
 
 
+@pytest.mark.slow
 def test_a_person_at_a_terminal(path):
     """A line that is no UTF-8, Ctrl-C in a reply and too long a turn do not end it; Ctrl-D does."""
     talk = Terminal(path, "-n", 100, "--temperature", 0)

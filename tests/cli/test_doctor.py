@@ -35,6 +35,7 @@ def fresh(monkeypatch):
     monkeypatch.setattr(measure, "peak", lambda name, place: measure.Peak(1234.0, 4.0, 2.0, 300.0))
 
 
+@pytest.mark.slow
 def test_all_is_well(capsys, fresh, monkeypatch):
     monkeypatch.setattr(machine, "fma_peak", lambda n, isa: 100.0 * n)
     monkeypatch.setattr(machine, "copy_rate", lambda n, isa: 10.0 * n)

@@ -84,6 +84,7 @@ def test_names_that_are_too_long(capsys, table):
     assert "name too long" in refused(capsys, "predict", "a" * 300 + ".safetensors", "t.csv")
 
 
+@pytest.mark.slow
 def test_names_that_are_no_utf8(table):
     """File names are bytes: such a table is trained on, predicted and printed, and its result is JSON."""
     os.rename("t.csv", b"\xff.csv")

@@ -228,6 +228,7 @@ def start(*arguments, **options):
 
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--json", "--val-split", "0.1"]])
+@pytest.mark.slow
 def test_ctrl_c_saves_the_weights_so_far(tmp_path, options):
     job = start("fit", DIGITS, "--epochs", 100000, "--out", tmp_path / "out", *options)
     for line in job.stderr:

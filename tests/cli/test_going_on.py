@@ -78,6 +78,7 @@ def test_finetune(tmp_path, language, run):  # noqa: F811
 
 @needs_mpi
 @pytest.mark.parametrize("exchange", [(), ("--exchange", "fast")])
+@pytest.mark.slow
 def test_ranks(tmp_path, exchange):
     """The line starts as many processes as there were."""
     data, out = flowers(tmp_path / "t.csv"), tmp_path / "an out"

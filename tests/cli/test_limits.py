@@ -47,6 +47,7 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.slow
 def test_limits_that_are_too_small_are_refused_before_a_library_ends_the_process(table: Path, name: str) -> None:
     model = write_random(table / "m.gguf", "llama", "f32", **SHAPES["tiny"])
     for arguments in (("fit", table / "t.csv", "--out", table / "out"), ("generate", model, "-p", "a"), ("doctor",)):
@@ -57,6 +58,7 @@ def test_limits_that_are_too_small_are_refused_before_a_library_ends_the_process
 
 
 @pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.slow
 def test_the_least_limit_suffices_for_small_work(table: Path, name: str) -> None:
     model = write_random(table / "m.gguf", "llama", "f32", **SHAPES["tiny"])
     fit = ("fit", table / "t.csv", "--epochs", 1, "--out", table / "out")

@@ -225,6 +225,7 @@ def test_ranks_that_differ_leave_model_and_result(tmp_path):
     assert content(tmp_path / "out") == before
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_all_old_or_all_new(tmp_path):
     """SIGKILL at moments around the saving of a run that is ended by Ctrl-C."""
     good(tmp_path / "out")
@@ -248,6 +249,7 @@ def test_a_killed_run_leaves_all_old_or_all_new(tmp_path):
 # -- one run at a time, regular files only -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_before_any_work(capsys, tmp_path, language):
     out = tmp_path / "out"
     job = start("fit", DIGITS, "--epochs", 100000, "--out", out)
@@ -299,6 +301,7 @@ def test_what_is_no_regular_file_stays(capsys, tmp_path, language):
     assert sorted(os.listdir(tmp_path / "pipes")) == ["model.safetensors", "result.json"]
 
 
+@pytest.mark.slow
 def test_predictions_go_through_a_pipe(capfd, tmp_path):
     good(tmp_path / "out")
     os.mkfifo(tmp_path / "pipe")
@@ -317,6 +320,7 @@ def test_predictions_go_through_a_pipe(capfd, tmp_path):
 # -- SIGTERM -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sigterm_saves_as_ctrl_c_does(tmp_path, language):
     job = start("fit", DIGITS, "--epochs", 100000, "--out", tmp_path / "out")
     wait_for_epoch(job, 2)
@@ -344,6 +348,7 @@ def test_sigterm_before_the_first_step(capsys, tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a caller in Python gets the handlers back
 
 
+@pytest.mark.slow
 def test_sigterm_while_the_command_starts(tmp_path):
     """It ends by the signal itself, or with its code and a word; never as if by Ctrl-C."""
     outcomes = set()
@@ -401,6 +406,7 @@ def test_sigterm_during_the_saving(capsys, tmp_path, monkeypatch):
     assert code == 143 and belong_together(tmp_path / "out")["ending"] == "done" and "saved" in out
 
 
+@pytest.mark.slow
 def test_sigterm_in_commands_that_save_nothing(tmp_path, language):
     good(tmp_path / "out")
     model, text = language
@@ -426,6 +432,7 @@ def test_sigterm_in_commands_that_save_nothing(tmp_path, language):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.slow
 def test_what_is_ignored_stays_ignored(tmp_path, number):
     def ignore():
         signal.signal(number, signal.SIG_IGN)
@@ -439,6 +446,7 @@ def test_what_is_ignored_stays_ignored(tmp_path, number):
 
 @needs_mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_ranks_that_are_stopped_save_once(tmp_path, number):
     job = start_ranks(
         2, "-m", "gradloom", "fit", DIGITS, "--parallel", "mpi", "--epochs", 100000, "--out", tmp_path / "o"
@@ -507,6 +515,7 @@ def shell(redirection, *arguments):
 
 
 @pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
+@pytest.mark.slow
 def test_stdout_that_takes_nothing(tmp_path, language, redirection):
     model, text = language
     good(tmp_path / "out")
@@ -539,6 +548,7 @@ def test_stdout_that_takes_nothing(tmp_path, language, redirection):
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+@pytest.mark.slow
 def test_stderr_that_takes_nothing(tmp_path, language, redirection):
     """The work is done, and what was asked for goes to stdout, and nothing else; bad input keeps its code."""
     model, text = language

@@ -61,6 +61,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_as_it_replaces_an_older_one(capsys, tmp_path):
     """Before each of its moves: those of the run's files, the commit file's, those of the change."""
     out = tmp_path / "out"
@@ -148,6 +149,7 @@ def test_a_working_directory_that_is_gone(tmp_path):
 # -- what happens while a run lives ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_removed_is_made_again(tmp_path, language):  # noqa: F811
     for command, out in (
         (["fit", DIGITS], "out"), (["finetune", *language, "--context", 32], "adapter"),
@@ -165,6 +167,7 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path, language):  # noqa: F8
 
 
 @pytest.mark.parametrize("what", ["fit", "fit --json", "finetune"])
+@pytest.mark.slow
 def test_a_terminal_that_is_closed(tmp_path, language, what):  # noqa: F811
     """SIGHUP, and streams that fail from then on."""
     given = [*language, "--context", 32] if what == "finetune" else [DIGITS]

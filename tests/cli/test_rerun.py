@@ -36,6 +36,7 @@ def fitted(capsys, *arguments):
         ("--micro-batch-size", 7, "--seed", 5, "--loss", "mse", "--hidden", ""),
     ],
 )
+@pytest.mark.slow
 def test_the_same_bits(capsys, tmp_path, monkeypatch, options):
     """Also from another folder and in another process, with what the first run had decided."""
     monkeypatch.chdir(tmp_path)

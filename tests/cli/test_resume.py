@@ -95,6 +95,7 @@ def stopped_at(out, moment, number, *options):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_stopped_at_drawn_moments(tmp_path, whole, number):
     rng, out, stops = random.Random(int(number)), tmp_path / "out", 0
     done = stopped_at(out, rng.uniform(0, 0.3), number, DIGITS, *SETTINGS)
@@ -203,6 +204,7 @@ main(sys.argv[2:])
 
 
 @pytest.mark.parametrize("moment", ["before", "between", "after"])
+@pytest.mark.slow
 def test_a_kill_at_the_first_checkpoint(capsys, tmp_path, moment):
     """Before its arrays, between them and its manifest, after it: settings.toml and run.json are there, and --resume
     needs nothing else."""
@@ -379,6 +381,7 @@ def write_rows(path, kind, changed=0):
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_ranks_go_on(tmp_path, whole):
     """Two processes, stopped; one goes on, stopped; three end it."""
     out, words = tmp_path / "out", ("-m", "gradloom", "fit", "--out", tmp_path / "out", "--parallel", "mpi")

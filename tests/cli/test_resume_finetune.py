@@ -76,6 +76,7 @@ def stopped_at(out, moment, number, *words):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.slow
 def test_stopped_at_drawn_moments(tmp_path, language, whole, number):  # noqa: F811
     draw, out, stops = random.Random(int(number)), tmp_path / "a.gguf", 0
     done = stopped_at(out, draw.uniform(0, 0.4), number, *language, *SETTINGS)
@@ -89,6 +90,7 @@ def test_stopped_at_drawn_moments(tmp_path, language, whole, number):  # noqa: F
     same(out, whole)
 
 
+@pytest.mark.slow
 def test_stop_after(capsys, tmp_path, language, whole):  # noqa: F811
     """Ends in order, with exit code 0 and the command that goes on, wherever the folder is."""
     out, folder = tmp_path / "a.gguf", tmp_path / "here"
@@ -213,6 +215,7 @@ def test_it_ends_when_nothing_improves(capsys, tmp_path, language):  # noqa: F81
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_ranks_go_on(tmp_path, language, whole):  # noqa: F811
     """Two processes, stopped; three end it."""
     out = tmp_path / "a.gguf"

@@ -55,6 +55,7 @@ def uneven(path):
         *[("--optimizer", name) for name in OPTIMIZERS if name != "adamw"],
     ],
 )
+@pytest.mark.slow
 def test_each_option_changes_what_is_trained_and_is_repeated(capsys, tmp_path, options):
     data = uneven(tmp_path / "t.csv")
     before, _ = fitted(capsys, tmp_path / "a", data, *BASE)
@@ -183,6 +184,7 @@ def test_a_regression_is_validated_in_its_units(capsys, tmp_path):
     assert code == 2 and "has no 'price' to validate on" in err
 
 
+@pytest.mark.slow
 def test_evaluations_inside_of_epochs(capsys, tmp_path):
     data = flowers(tmp_path / "t.csv")
     before, _ = fitted(capsys, tmp_path / "a", data, *BASE)

@@ -94,6 +94,7 @@ def test_categories_longer_than_the_cells(tmp_path):
 
 
 @pytest.mark.parametrize("columns", [10_000, 1 << 16])
+@pytest.mark.slow
 def test_many_columns(tmp_path, columns):
     path = tmp_path / "t.csv"
     rows = "".join(",".join([str(i)] * (columns - 1) + [str(i % 2)]) + "\n" for i in range(4))
@@ -342,6 +343,7 @@ def test_npz_of_many_names(tmp_path, key):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.slow
 def test_npz_that_unpacks_to_much(tmp_path, small_machine, method):
     path = tmp_path / "t.npz"
     with zipfile.ZipFile(path, "w", method) as file:

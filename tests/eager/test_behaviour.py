@@ -71,6 +71,7 @@ def assert_weights(net, expected, tolerance=1e-5):
 
 
 @pytest.mark.oracle
+@pytest.mark.slow
 def test_python_decides_what_is_computed():
     """Depth, branches and a loop that depends on values change from step to step; every gradient is right."""
     torch = torch_of_one_thread()
@@ -107,6 +108,7 @@ def test_python_decides_what_is_computed():
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_a_structure_is_compiled_once_whatever_the_batch_size():
     net, (x, y) = mlp(), data()
     opt = gl.optim.SGD(net.parameters(), lr=0.1)
@@ -124,6 +126,7 @@ def test_a_structure_is_compiled_once_whatever_the_batch_size():
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_numbers_that_change_are_not_part_of_the_program():
     net, (x, y) = mlp(), data(32)
     opt = gl.optim.SGD(net.parameters(), lr=0.1)
@@ -223,6 +226,7 @@ def counted(kind):
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(("tracked", "steps"), [("total", 10_000), ("mean", 4000), ("none", 4000)])
+@pytest.mark.slow
 def test_thousands_of_steps_do_not_grow(tracked, steps):
     """`total += loss`: the sum that every script keeps, never looked at until the end."""
     net, (x, y) = mlp(width=8), data(32)
@@ -254,6 +258,7 @@ def test_thousands_of_steps_do_not_grow(tracked, steps):
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.slow
 def test_a_chain_outside_any_tape_does_not_grow():
     x = gl.tensor(np.ones(1000, np.float32))
     y = gl.tensor(np.zeros(1000, np.float32))
@@ -269,6 +274,7 @@ def test_a_chain_outside_any_tape_does_not_grow():
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_structures_without_end_are_bounded_and_right():
     """More programs than the cache holds; those that were dropped are made again."""
     t, cached, evicted = gl.tensor(np.float32([1, 2, 3])), gl.stats().cached, gl.stats().evicted
@@ -687,6 +693,7 @@ def test_dropout_has_one_mask_in_both_directions_and_other_masks_at_other_places
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_dropout_costs_no_compilation_per_step():
     net = nn.Sequential(nn.Linear(4, 16, activation="relu"), nn.Dropout(0.3), nn.Linear(16, 3)).init(0)
     opt, (x, y) = gl.optim.SGD(net.parameters(), lr=0.1), data(32)
@@ -969,6 +976,7 @@ def test_steps_inside_one_tape():
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.slow
 def test_memory_goes_without_the_garbage_collector():
     """No cycles hold the arrays of a step: 300 steps of 1 MiB batches."""
     net = nn.Sequential(nn.Linear(1024, 8, activation="relu"), nn.Linear(8, 3)).init(0)
@@ -1153,6 +1161,7 @@ def test_weights_may_be_assigned_between_steps():
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_many_models_leave_nothing_behind():
     """Programs go with the model that they belong to."""
     x, y = data(32)

@@ -192,6 +192,7 @@ class Script:
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("seed", range(SCRIPTS))
+@pytest.mark.slow
 def test_a_random_script_does_what_pytorch_does(seed):
     """The second time with other numbers: programs are there already."""
     torch.set_num_threads(1)

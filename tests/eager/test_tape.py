@@ -488,6 +488,7 @@ def test_models_are_copied_without_their_programs(model, data):
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_a_loop_that_looks_compiles_one_turn():
     """Newton's method for the square root, as far as it takes; its gradient goes through all turns."""
 

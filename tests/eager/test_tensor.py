@@ -38,6 +38,7 @@ def test_bad_data():
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_arithmetic_is_lazy_and_right():
     before = gl.stats().native_calls
     a, b = gl.tensor([[1.0, 2.0], [3.0, 4.0]]), gl.tensor([1.0, -1.0])
@@ -52,6 +53,7 @@ def test_arithmetic_is_lazy_and_right():
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_a_total_does_not_grow():
     total = gl.tensor(0.0)
     for i in range(5000):
@@ -74,6 +76,7 @@ def test_copies_and_pickles():
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_parameters_and_models_without_a_tape():
     model = gl.nn.Linear(3, 2).init(0)
     x = np.ones((4, 3), np.float32)
@@ -91,6 +94,7 @@ def test_parameters_and_models_without_a_tape():
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_the_cache_is_bounded():
     model = gl.nn.Linear(3, 2).init(0)
     evicted = gl.stats().evicted

@@ -128,6 +128,7 @@ class Runs:
 
 
 @pytest.mark.parametrize("there", STARTS)
+@pytest.mark.slow
 def test_whatever_fails_a_checkpoint_is_there(there: str, tmp_path: Path) -> None:
     runs = Runs(there, tmp_path)
     found: list[str] = []

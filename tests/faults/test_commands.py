@@ -41,6 +41,7 @@ COMMAND = "import sys; sys.path.remove(''); from gradloom.cli.main import main; 
 
 
 @pytest.mark.parametrize("name", COMMANDS if ALL else ("fit", "peft", "merge"))
+@pytest.mark.slow
 def test_whatever_fails(name: str, tmp_path: Path) -> None:
     case = Case(name, Service(tmp_path))
     assert any(call.startswith("arena") for call in case.calm.calls) == (_core.FAULTS and name != "merge")

@@ -194,6 +194,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_all_old_or_all_new(tmp_path):
     def seen(weights, number):
         (value,) = set(load_arrays(weights)[0]["n"].tolist())

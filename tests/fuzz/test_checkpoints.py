@@ -23,6 +23,7 @@ CASES = int(os.environ.get("FUZZ_CHECKPOINTS", "2000"))  # more of them: FUZZ_CH
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space, which Linux tells")
 
 
+@pytest.mark.slow
 def test_changed_checkpoints_load_or_are_refused() -> None:
     told = checkpoints.run(0, CASES)
     for name in ("steered", "plain", "tuned", "own"):

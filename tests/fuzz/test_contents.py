@@ -16,6 +16,7 @@ CASES = int(os.environ.get("FUZZ_CONTENTS", "40"))  # more of them: FUZZ_CONTENT
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc to measure the memory of a process")
+@pytest.mark.slow
 def test_models_and_adapters_whose_parts_disagree():
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.contents", "--count", str(CASES)],

@@ -83,6 +83,7 @@ def lines(draw):
 
 @given(st.lists(lines(), min_size=1, max_size=6), st.integers(0, 3), st.booleans(), st.integers(1, 12))
 @settings(**SETTINGS)
+@pytest.mark.slow
 def test_lines(tmp_path, kept, given_lines, which, skip, context):
     path = tmp_path / "fuzz.jsonl"
     path.write_bytes(b"\n".join(given_lines))

@@ -32,6 +32,7 @@ TOKENIZER = ["merges", "pre", "add_bos_token", "eot_token_id", "tokens", "scores
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.slow
 def test_files_that_make_no_sense(tmp_path, arch):
     base = open_gguf(write_random(tmp_path / "seed.gguf", arch, "q8_0", chat=True, **SHAPES["tiny"]))
     size, draw, whole = base.size, random.Random(arch), 0

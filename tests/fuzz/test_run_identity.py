@@ -291,6 +291,7 @@ def about(identity: Identity) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("block", range(-(-CASES // BLOCK)))
+@pytest.mark.slow
 def test_only_the_same_table_resumes_a_run(tmp_path: Path, block: int) -> None:
     base, trained = {}, {}  # of the first tables of the cases, by their numbers
     for number in range(block * BLOCK, min((block + 1) * BLOCK, CASES)):

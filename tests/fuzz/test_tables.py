@@ -322,6 +322,7 @@ def read_all(make, folder, numbers, costs):
 
 
 @pytest.mark.parametrize("make", [csv_file, npz_file])
+@pytest.mark.slow
 def test_odd_tables(tmp_path, make):
     costs = Costs()
     read_all(make, tmp_path, range(CASES), costs)

@@ -118,6 +118,7 @@ def drawn(seed, number):
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc to measure the memory of a process")
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.slow
 def test_templates_with_a_cost(monkeypatch, seed):
     monkeypatch.setattr(template_process, "LIMITS", LIMITS)
     tokenizer = Tokenizer(byte_bpe(["t h"]))

@@ -403,6 +403,7 @@ def test_the_report_is_told_in_a_few_lines_and_as_json(tmp_path):
 # -- real data ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gsm8k(tmp_path):
     tok, path = real("qwen2"), need("instruct/gsm8k-train.jsonl")
     samples = read_samples(path, tok, prompt_key="question", completion_key="answer")

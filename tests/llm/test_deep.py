@@ -22,6 +22,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> DeepCase:
     return DeepCase(tmp_path_factory.mktemp("deep"), "deep")
 
 
+@pytest.mark.slow
 def test_twenty_steps_are_the_same_bits_however_they_are_planned(case: DeepCase) -> None:
     losses, arrays, plan = case.ours()
     print(f"planned peak {plan.peak_bytes} B, unshared {plan.unshared_bytes} B, lower bound {plan.lower_bound_bytes} B")
@@ -37,6 +38,7 @@ def test_twenty_steps_are_the_same_bits_however_they_are_planned(case: DeepCase)
 
 @oracle
 @needs_torch
+@pytest.mark.slow
 def test_the_losses_are_pytorchs(case: DeepCase) -> None:
     import torch
 

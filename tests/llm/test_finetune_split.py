@@ -34,6 +34,7 @@ def test_full_fine_tuning_too(tmp_path):
         assert found[:2] == plain[:2]
 
 
+@pytest.mark.slow
 def test_stories(tmp_path):
     path, text = need("gguf/stories260K.gguf"), tmp_path / "text.txt"
     text.write_text(need("text/tinyshakespeare.txt").read_text()[:6000])

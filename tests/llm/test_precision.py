@@ -113,6 +113,7 @@ def test_the_plan_is_that_of_the_run(tmp_path: Path) -> None:
     ("arch", "changes"),
     [("llama", {"tied": False}), ("qwen2", {}), ("qwen3", KINDS[1])],
 )
+@pytest.mark.slow
 def test_verify_agrees(tmp_path: Path, arch: str, changes: dict[str, Any], made: Any) -> None:
     found = verify(llm.load(write(tmp_path, arch, **changes)), rows_of(2, 20), made(), batch_size=2, precision="bf16")
     assert found.agrees and len(found.checks) == 7, [c for c in found.checks if not c.holds]
@@ -154,6 +155,7 @@ def test_finetune_has_the_same_bits_for_any_plan(tmp_path: Path, threads: int) -
 
 
 @pytest.mark.skipif(not (STORIES.exists() and TEXT.exists()), reason="stories260K is not in shared/data")
+@pytest.mark.slow
 def test_stories_train_as_far_as_in_f32(tmp_path: Path) -> None:
     """The loss of validation is that of f32 within its uncertainty."""
     (tmp_path / "text.txt").write_text(TEXT.read_text()[:60_000])

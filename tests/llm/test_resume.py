@@ -85,6 +85,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("counts", [(0, 2, 3), (2, 0, 3), (3, 1, 0), (0, 3)])
+@pytest.mark.slow
 def test_one_process_and_ranks_take_turns(quantised: Path, tmp_path: Path, full: bool, counts: tuple[int, ...]) -> None:
     """A quantised base; windows of two micro-batches of three rows and one, the last batch of a pass shorter. 0: one
     process, without ranks."""
@@ -110,6 +111,7 @@ def test_one_process_and_ranks_take_turns(quantised: Path, tmp_path: Path, full:
 
 
 @pytest.mark.parametrize(("full", "ranks"), [(False, 1), (True, 1), (False, 2)])
+@pytest.mark.slow
 def test_killed_at_any_moment(path: Path, whole: Any, tmp_path: Path, full: bool, ranks: int) -> None:
     draw, kills, out = random.Random(ranks + full), 0, tmp_path / "out.npz"
     command = [sys.executable, PROGRAM, path, tmp_path / "run", out, *(["--full"] if full else [])]

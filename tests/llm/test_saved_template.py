@@ -157,6 +157,7 @@ def test_it_stays_through_runs_that_continue_one_another(tmp_path, chats, withou
 
 
 @pytest.mark.skipif(not STORIES.exists(), reason=f"needs {STORIES}")
+@pytest.mark.slow
 def test_the_commands_read_chats_as_it_was_trained(tmp_path, chats, capsys, monkeypatch):
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)

@@ -334,6 +334,7 @@ def spoken(monkeypatch, limits, tmp_path, code):
     ],
 )
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_answers_that_cannot_be_trusted(monkeypatch, limits, tmp_path, code, message):
     shown = spoken(monkeypatch, limits, tmp_path, code)
     assert message in shown and "\n" not in shown
@@ -341,6 +342,7 @@ def test_answers_that_cannot_be_trusted(monkeypatch, limits, tmp_path, code, mes
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_where_no_process_can_be_started(monkeypatch, tmp_path):
     for executable in (None, ""):
         monkeypatch.setattr(sys, "executable", executable)
@@ -362,6 +364,7 @@ def test_where_no_process_can_be_started(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_one_process_for_all_templates_until_the_last_is_gone():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -433,6 +436,7 @@ def test_a_signal_handler_in_the_midst_of_a_rendering():
     assert len(seen) == 1 and made.parts(CHAT)
 
 
+@pytest.mark.slow
 def test_forked_processes_have_their_own():
     made = ChatTemplate(CHATML, chatml())
     number, want = pid(made), made.parts(CHAT)
@@ -462,6 +466,7 @@ def test_forked_processes_have_their_own():
     os.waitpid(child, 0)
 
 
+@pytest.mark.slow
 def test_a_fork_while_another_thread_renders():
     made = ChatTemplate(ASKED, chatml())
     seen = []
@@ -512,6 +517,7 @@ def parent(tmp_path):
 
 @pytest.mark.parametrize("how", ["busy", "idle"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.slow
 def test_it_ends_with_its_parent(parent, how, number):
     process = parent(how)
     worker = int(process.stdout.readline() or process.communicate()[1])

@@ -421,6 +421,7 @@ def edges(rng):
 
 
 @pytest.mark.parametrize("pre", sorted({pre.patterns: name for name, pre in PRE_TOKENIZERS.items()}.values()))
+@pytest.mark.slow
 def test_windows_that_end_at_the_edge_of_a_stretch(pre, monkeypatch):
     """The merges reach over the ends of words, so that a word which ends elsewhere shows in the ids."""
     monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 32)

@@ -219,6 +219,7 @@ def test_rows_of_weight_zero_do_not_push():
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_another_bound_or_rate_compiles_nothing():
     model = net()
     optimizer = gl.optim.SGD(model.parameters(), lr=schedules.Cosine(0.1, 50))

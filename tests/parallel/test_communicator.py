@@ -214,6 +214,7 @@ def test_one_that_closes_is_named() -> None:
     assert "replica 1 ended" in messages(on_threads(2, body)[:1])[0]
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_named_within_the_timeout() -> None:
     def body(rank: comm.Communicator) -> None:
         rank.gather(None)

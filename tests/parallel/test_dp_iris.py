@@ -57,6 +57,7 @@ def test_processes_and_threads_give_the_same_weights(ranks: int) -> None:
         ("settings", "rank 1 differs from rank 0 in the settings: "),
     ],
 )
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_all(where: str, said: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(FAULTY.format(where=where))

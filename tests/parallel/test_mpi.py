@@ -18,6 +18,7 @@ from tests.processes import busy
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_same_bits_for_any_number_of_processes() -> None:
     seen = set()
     for ranks in (1, 2, 3):
@@ -44,6 +45,7 @@ def check_weights(folder: Path) -> None:
 @needs_mpi
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("what", ["killed", "killed early", "killed with a child"])
+@pytest.mark.slow
 def test_a_killed_rank_ends_all_by_its_number(what: str, rank: int, tmp_path: Path) -> None:
     """The launcher kills the others at once; where there is more to do than cores, those may be gone before anybody
     looks."""
@@ -59,6 +61,7 @@ def test_a_killed_rank_ends_all_by_its_number(what: str, rank: int, tmp_path: Pa
 @needs_mpi
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("what", ["stopped", "sleeps"])
+@pytest.mark.slow
 def test_a_rank_without_a_sign_of_life_ends_all(what: str, rank: int, tmp_path: Path) -> None:
     ended = meet(what, tmp_path, timeout=4, rank=rank)
     assert ended.code != 0 and "done" not in ended.out
@@ -71,6 +74,7 @@ def test_a_rank_without_a_sign_of_life_ends_all(what: str, rank: int, tmp_path: 
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named_where_the_others_are_silent(tmp_path: Path) -> None:
     """Ranks that leave words to rank 0, as those of the commands do, speak where rank 0 cannot."""
     ended = meet("stopped unheard", tmp_path, timeout=4, rank=0)
@@ -90,6 +94,7 @@ def test_a_child_of_a_rank_is_no_rank(tmp_path: Path) -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("what", ["raises", "tells"])
+@pytest.mark.slow
 def test_an_error_of_one_rank_is_told_by_all(what: str, tmp_path: Path) -> None:
     ended = meet(what, tmp_path, timeout=30)
     assert ended.code != 0 and ended.seconds < 20
@@ -123,6 +128,7 @@ def test_a_rank_that_differs_is_named(tmp_path: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     ended = meet("never", tmp_path, timeout=0.3)
     assert ended.code != 0 and ended.seconds < 20
@@ -131,6 +137,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("what", ["never starts", "never needs it"])
+@pytest.mark.slow
 def test_a_rank_that_never_starts_mpi_ends_all(what: str, tmp_path: Path) -> None:
     ended = meet(what, tmp_path, timeout=0.3)
     assert ended.code != 0 and ended.seconds < 20
@@ -138,6 +145,7 @@ def test_a_rank_that_never_starts_mpi_ends_all(what: str, tmp_path: Path) -> Non
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_work_is_a_sign_of_life(tmp_path: Path) -> None:
     ended = meet("slow", tmp_path, timeout=2.0)
     assert ended.code == 0, ended.err
@@ -146,6 +154,7 @@ def test_work_is_a_sign_of_life(tmp_path: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_a_machine_that_sleeps_blames_nobody(tmp_path: Path) -> None:
     """All ranks stand still for longer than the time-out, as on a laptop that is closed."""
     job = start(3, HERE / "misfortune.py", "paused", 1, tmp_path)
@@ -164,6 +173,7 @@ def test_a_machine_that_sleeps_blames_nobody(tmp_path: Path) -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("what", ["interrupt work", "interrupt wait"])
+@pytest.mark.slow
 def test_an_interrupt_of_mpiexec_ends_all_and_lets_rank_0_save(what: str, tmp_path: Path) -> None:
     job = start(3, HERE / "misfortune.py", what, 30, tmp_path)
     assert job.stdout is not None
@@ -178,6 +188,7 @@ def test_an_interrupt_of_mpiexec_ends_all_and_lets_rank_0_save(what: str, tmp_pa
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_the_page_on_parallel_training_runs(tmp_path: Path) -> None:
     """Its script as it stands there: equal files from 1, 2 and 3 ranks, written by rank 0 alone."""
     text = (ROOT / "docs" / "parallel.md").read_text()
@@ -203,6 +214,7 @@ def test_the_page_on_parallel_training_runs(tmp_path: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_no_process_is_left_behind(tmp_path: Path) -> None:
     """Neither a rank nor the one that watches them."""
     marker = f"gradloom-test-{os.getpid()}"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from tests.parallel.mpi import needs_mpi, run
 
 pytestmark = needs_mpi
 SCRIPT = Path(__file__).parent / "stopping.py"
 
 
+@pytest.mark.slow
 def test_all_ranks_stop_where_one_does():
     said = set()
     for ranks in (1, 2, 3):

@@ -37,6 +37,7 @@ def digest(found):
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
+@pytest.mark.slow
 def test_networks():
     one = lines(1, "networks")
     assert one["mlp 16"] == digest(train(mlp, None, 16)) and one["mlp 7"] == digest(train(mlp, None, 7))
@@ -44,6 +45,7 @@ def test_networks():
         assert lines(ranks, "networks") == one
 
 
+@pytest.mark.slow
 def test_language_models(tmp_path):
     path = write(tmp_path)
     plain = {f"{n} rows": digest(finetune(path, rows_of(n), None)[:2]) for n in (17, 3)}
@@ -51,6 +53,7 @@ def test_language_models(tmp_path):
         assert lines(ranks, "language", path) == plain
 
 
+@pytest.mark.slow
 def test_stories(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(need("text/tinyshakespeare.txt").read_text()[:6000])
@@ -65,6 +68,7 @@ def test_fast_sums():
 
 
 @pytest.mark.parametrize("what", ["kill", "raise"])
+@pytest.mark.slow
 def test_a_rank_that_ends_is_named_and_saved_weights_stay(tmp_path, what):
     ended = run(3, SCRIPT, "misfortune", what, tmp_path)
     assert ended.code != 0
@@ -98,6 +102,7 @@ def commands(ranks, *arguments):
     return run(ranks, "-m", "gradloom", *arguments)
 
 
+@pytest.mark.slow
 def test_the_command_fit(tmp_path):
     table = need("tabular/iris.csv")
     seen = []
@@ -117,6 +122,7 @@ def test_the_command_fit(tmp_path):
     assert seen == [seen[0]] * 3
 
 
+@pytest.mark.slow
 def test_the_command_finetune(tmp_path):
     model, text = need("gguf/stories260K.gguf"), tmp_path / "text.txt"
     text.write_text(need("text/tinyshakespeare.txt").read_text()[:6000])
@@ -147,6 +153,7 @@ def test_bad_input_is_said_once(arguments):
 
 
 @pytest.mark.parametrize("first, second", [(("--threads", 1), ()), ((), ("--threads", 2))])
+@pytest.mark.slow
 def test_threads_may_be_said_for_one_rank_alone(tmp_path, first, second):
     fit = ("-m", "gradloom", "fit", need("tabular/iris.csv"), "--parallel", "mpi", "--epochs", 2, "--overwrite")
     seen = []

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ def computed(made: Made, executable: Executable) -> list[np.ndarray]:
 
 @examples(MANY)
 @given(RECIPES, TRAIN, st.integers(0, 2**32), st.sampled_from([0.05, 0.3, 1.0]), st.booleans())
+@pytest.mark.slow
 def test_random_placements_have_the_bits_of_one_device(
     recipe: list[int], train: int, seed: int, moved: float, checked: bool
 ) -> None:

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -97,6 +98,7 @@ def check_plan(plan: Plan) -> None:
 
 @examples(60)
 @given(RECIPES, TRAIN)
+@pytest.mark.slow
 def test_same_bits_however_planned(recipe: list[int], train: int) -> None:
     made = build(recipe, train)
     plan, right = run(made, threads=1)

@@ -96,6 +96,7 @@ def fall(module: Level, steps: int) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "numpy"])
+@pytest.mark.slow
 def test_one_program_called_by_several_threads_answers_each_with_its_own_numbers(backend: str) -> None:
     a = gl.parameter(np.random.default_rng(0).standard_normal((64, 64)), name="a")
     x, scale = gl.input("x", (64, 64)), gl.setting("scale")
@@ -114,6 +115,7 @@ def test_one_program_called_by_several_threads_answers_each_with_its_own_numbers
     together(*[work(k) for k in range(1, 5)])
 
 
+@pytest.mark.slow
 def test_programs_are_compiled_while_others_run_in_the_arena_that_grows() -> None:
     def work(k: int) -> Callable[[], None]:
         def calls() -> None:
@@ -161,6 +163,7 @@ def test_a_run_inside_of_a_signal_handler_is_refused_and_does_not_hang() -> None
 # ---- training and prediction ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fits_of_two_models_give_the_bits_that_each_gives_alone() -> None:
     def trained(k: int) -> bytes:
         net = mlp(dropout=0.3)
@@ -176,6 +179,7 @@ def test_fits_of_two_models_give_the_bits_that_each_gives_alone() -> None:
     together(lambda: work(0), lambda: work(1))
 
 
+@pytest.mark.slow
 def test_weights_are_read_between_two_steps_while_they_are_trained() -> None:
     module = Level()
     module.init()
@@ -222,6 +226,7 @@ def test_two_fits_of_one_model_lose_no_step() -> None:
     assert np.array_equal(module.w.numpy(), np.full(module.w.shape, -sum(counts) / 1024, np.float32))
 
 
+@pytest.mark.slow
 def test_prediction_drops_nothing_while_the_same_model_is_trained_with_dropout() -> None:
     net = mlp(dropout=0.5).init(0)
     data = rows(0)
@@ -312,6 +317,7 @@ def eager_steps(net: gl.nn.Module, optimizer: gl.optim.Optimizer, data: gl.data.
         optimizer.step(tape.backward(loss))
 
 
+@pytest.mark.slow
 def test_eager_loops_side_by_side_give_the_bits_that_each_gives_alone() -> None:
     def trained(k: int) -> bytes:
         net = mlp(dropout=0.2).init(k)
@@ -363,6 +369,7 @@ def test_a_tensor_of_one_thread_is_used_by_others() -> None:
 # ---- language models ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_model_generates_for_several_threads_what_it_generates_for_one(tmp_path: Path) -> None:
     from gradloom.llm import load
     from gradloom.llm.generate import complete
@@ -407,6 +414,7 @@ def test_a_generator_fed_by_another_thread_in_between_says_so(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.slow
 def test_batches_of_one_iterator_go_to_several_threads_each_once(prefetch: bool) -> None:
     for _ in rounds():
         x = np.arange(4096, dtype=np.float32)
@@ -451,6 +459,7 @@ def python(script: str, timeout: float = 300) -> subprocess.CompletedProcess[str
         "eager()",
     ],
 )
+@pytest.mark.slow
 def test_a_process_ends_with_its_own_code_while_daemon_threads_train(work: str) -> None:
     script = f"""
     began = threading.Event()
@@ -483,6 +492,7 @@ def test_a_process_ends_with_its_own_code_while_daemon_threads_train(work: str) 
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.slow
 def test_children_forked_while_threads_train_work_and_give_the_same_bits() -> None:
     script = """
     import warnings

@@ -137,6 +137,7 @@ def test_what_a_callback_changes_goes_on(change, dynamic, tmp_path):
 
 
 @pytest.mark.parametrize("cut", [5, 15, 21])
+@pytest.mark.slow
 def test_a_model_that_counts_and_draws_goes_on(cut, tmp_path):
     """The graph is another one from call to call; what checkpoints ask for changes nothing of it."""
     whole = fit(None, model=Drawing, dynamic=True)
@@ -146,6 +147,7 @@ def test_a_model_that_counts_and_draws_goes_on(cut, tmp_path):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.slow
 def test_a_model_that_the_script_makes_otherwise_is_refused(dynamic, tmp_path):
     """What is compared is the model as the run began with it, with and without a change of the same attribute."""
     for change in ("nothing", "number of its own"):

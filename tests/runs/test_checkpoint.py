@@ -387,6 +387,7 @@ def killed(folder: Path, rng: np.random.Generator) -> int:
     return saved.step
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_a_checkpoint_that_is_complete(tmp_path):
     rng = np.random.default_rng(0)
     steps = [killed(tmp_path, rng) for _ in range(12)]

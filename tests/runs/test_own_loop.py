@@ -115,6 +115,7 @@ def ended(how: str, *arguments: Any) -> tuple[str, str, int]:
 
 
 @pytest.mark.parametrize(("how", "kills"), [("eager", (1, 4, 8, 23)), ("by_trainer", (1, 3))])
+@pytest.mark.slow
 def test_a_loop_that_was_killed_goes_on_to_the_same_bits(tmp_path, how, kills):
     whole, err, code = ended(how, str(tmp_path / "whole"))
     assert code == 0 and whole and "there is no checkpoint to resume from" in err

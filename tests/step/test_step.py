@@ -34,11 +34,13 @@ def calls() -> Iterator[tuple[str, str]]:
         ("compile_checked", "run/diagnose.py"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_one_file_builds_it(called: str, file: str) -> None:
     files = {where for where, name in calls() if f".{name}".endswith((f".{called}", f"_{called}"))}
     assert files == {file}
 
 
+@pytest.mark.slow
 def test_the_settings_of_random_ops_stand_once() -> None:
     files = {
         str(path.relative_to(PACKAGE))

@@ -36,6 +36,7 @@ EXPECTED_TO_FAIL = {
 
 
 @pytest.mark.parametrize("estimator", [Classifier(epochs=30), Regressor(epochs=30)], ids=["classifier", "regressor"])
+@pytest.mark.slow
 def test_scikit_learns_own_checks(estimator):
     done = check_estimator(estimator, expected_failed_checks=EXPECTED_TO_FAIL, on_skip=None)
     status = {one["check_name"]: one["status"] for one in done}
@@ -49,6 +50,7 @@ def flowers():
     return data.data, data.target_names[data.target]
 
 
+@pytest.mark.slow
 def test_cross_validation_and_a_pipeline():
     x, y = flowers()
     pipeline = make_pipeline(StandardScaler(), Classifier(epochs=40))
@@ -219,6 +221,7 @@ def test_what_ends_a_training():
             Classifier(**wrong).fit(x, y)
 
 
+@pytest.mark.slow
 def test_tables_of_pyarrow_and_polars_are_learned_as_those_of_pandas_are():
     arrow, polars = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
     frame, price = houses()

@@ -81,6 +81,7 @@ def test_predictions_are_those_of_the_command(capsys, fitted, task):
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.slow
 def test_frames_and_rows_are_read_as_the_file_is(fitted, task):
     pandas = pytest.importorskip("pandas")
     data, folder = fitted[task]

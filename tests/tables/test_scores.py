@@ -87,6 +87,7 @@ def test_each_class_is_scikit_learns():
     assert confusion(guess, labels, 51) is None
 
 
+@pytest.mark.slow
 def test_uncertainties_are_those_of_other_draws_of_rows():
     """The spread of the score over 300 fresh data sets, against the uncertainty that one of them tells."""
     fresh = [classification_scores(*drawn(2, 150, seed)[:2]) for seed in range(300)]

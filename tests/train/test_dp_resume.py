@@ -168,6 +168,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("number", [9, 2])
+@pytest.mark.slow
 def test_killed_at_any_moment(number, tmp_path):
     whole = train(iterations=2000)
     goal = {"losses": np.array(whole.loss_history), **whole.model.state_dict()}

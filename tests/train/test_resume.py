@@ -418,6 +418,7 @@ def session(name, folder, out, *options):
 
 
 @pytest.mark.parametrize(("name", "seed"), [("mlp", 0), ("cnn", 1)])
+@pytest.mark.slow
 def test_killed_in_listeners(name, seed, whole, tmp_path):
     """SIGKILL in the listener of a drawn micro-batch: in windows, in validation, while a checkpoint is written."""
     rng, kills = random.Random(seed), 0
@@ -438,6 +439,7 @@ def test_ctrl_c_comes_as_a_signal(whole, tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.slow
 def test_killed_at_any_moment(ranks, whole, tmp_path):
     rng, kills = random.Random(ranks), 0
     expected = on_ranks("mlp", ranks) if ranks else whole["mlp"]
@@ -452,6 +454,7 @@ def test_killed_at_any_moment(ranks, whole, tmp_path):
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_processes_are_killed_and_go_on_as_more_or_fewer(tmp_path):
     """Rank 0 is killed in a listener; the others end with it. Then three processes, then one."""
     expected, out = on_ranks("mlp", 2), tmp_path / "out.npz"
