@@ -24,6 +24,19 @@ def test_import_loads_nothing_heavy():
     assert done.stdout.split() == ["False", "False"]
 
 
+def test_a_new_process_knows_the_settings_of_all_commands(tmp_path):
+    """A process imports the command that it runs, and the others when a settings file names what this one lacks."""
+    (tmp_path / "other.toml").write_text("targets = 'all'\n")
+    (tmp_path / "run.toml").write_text('[run]\ncommand = "finetune"\n')
+    for file, text in (
+        ("other.toml", "key targets is not known to fit; finetune and plan have it"),
+        ("run.toml", 'run.command = "finetune": must be fit'),
+    ):
+        command = [sys.executable, "-m", "gradloom", "fit", "--config", file]
+        ended = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True)
+        assert ended.returncode == 2 and text in ended.stderr, ended.stderr
+
+
 def test_the_version_is_that_of_the_build():
     done = subprocess.run([sys.executable, "-m", "gradloom", "--version"], env=ENV, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"gradloom {gl.__version__}\n")

@@ -39,6 +39,7 @@ from .common import (
 )
 from .parser import HELP_FLAGS, Argument, Command, Group, command, declared
 from .progress import Uploads
+from .settings_file import load_by
 
 _COMMANDS = (
     "fit", "predict", "finetune", "rerun", "runs", "generate", "chat", "evaluate", "plan", "verify", "info", "merge",
@@ -115,6 +116,14 @@ app = Group(
     params=[_VERSION],
     context_settings=HELP_FLAGS,
 )
+
+
+def _load_all() -> None:
+    for name in _COMMANDS:
+        import_module(f".{name}", __package__)
+
+
+load_by(_load_all)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -23,7 +23,19 @@ _MANY_DOTS = re.compile(  # in a key: the time that tomllib takes is that of the
 _kinds: dict[str, type] = {}  # of the commands that take a settings file: the dataclass of their settings
 
 
+_loaders: list[Callable[[], None]] = []  # see load_by
 _runs: dict[type, type] = {}  # the settings of a command that looks at what another one saves: those of that one
+
+
+def load_by(load: Callable[[], None]) -> None:
+    """Set the function that imports all commands, which register their settings; a process imports the one it runs."""
+    _loaders[:] = [load]
+
+
+def _all_kinds() -> dict[str, type]:
+    while _loaders:
+        _loaders.pop()()
+    return _kinds
 
 
 def register(command: str, kind: type, runs: type | None = None) -> None:
@@ -98,7 +110,7 @@ def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
         known = settings_of(_runs.get(kind, kind))
     for key in found:
         if key not in known:
-            others = [name for name, other in _kinds.items() if key in settings_of(other)]
+            others = [name for name, other in _all_kinds().items() if key in settings_of(other)]
             have = f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
             why = have if others else nearest_key(key, known)
             raise SettingError(f"{path}: key {key} is not known{_to(kind) if others else ''}{why}", setting=key)
@@ -134,7 +146,8 @@ def _check_about(about: dict[str, Any], kind: type, path: str | os.PathLike[str]
             f"{path}: key run.command is missing; [run] must be that of a saved run", setting="run.command"
         )
     kind = _runs.get(kind, kind)
-    if about["command"] in _kinds and kind in _kinds.values() and _kinds[about["command"]] is not kind:
+    kinds = _all_kinds()
+    if about["command"] in kinds and kind in kinds.values() and kinds[about["command"]] is not kind:
         text = f"{path}: run.command = {shown(about['command'])}: must be{_to(kind).removeprefix(' to')}"
         raise SettingError(text, setting="run.command", seen=about["command"])
 
