@@ -138,18 +138,9 @@ class Build:
         made = {}
         for name in ("_core", "_cells"):
             file = folder / (name + module_suffix(self.platform, abi))
-            run(
-                [
-                    str(self.compiler),
-                    "-shared",
-                    objects[name],
-                    objects["nanobind"],
-                    str(library),
-                    "-o",
-                    str(file),
-                    *link,
-                ]
-            )
+            own_name = [f"-Wl,-install_name,@rpath/{file.name}"] if self.platform.system == "Darwin" else []
+            inputs = [objects[name], objects["nanobind"], str(library)]
+            run([str(self.compiler), "-shared", *inputs, "-o", str(file), *link, *own_name])
             made[file.name] = file.read_bytes()
         return made
 
