@@ -16,6 +16,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -80,8 +81,8 @@ def run(command: list[str], **options: object) -> str:
     return done.stdout
 
 
-def include_folder(python: str) -> str:
-    return run([python, "-c", "import sysconfig; print(sysconfig.get_path('include'))"]).strip()
+def include_folder(python: str) -> Path:
+    return Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('include'))"]).strip())
 
 
 class Build:
@@ -107,7 +108,7 @@ class Build:
         path.chmod(0o755)
         return path
 
-    def modules(self, abi: str, include: str) -> dict[str, bytes]:
+    def modules(self, abi: str, include: Path) -> dict[str, bytes]:
         """File name -> contents of gradloom._core and gradloom._cells."""
         folder = self.folder / abi
         folder.mkdir()
@@ -119,7 +120,9 @@ class Build:
             "-include", "Python.h", "-include", "cstdio",
             f"-I{NANOBIND / 'include'}", f"-I{NANOBIND / 'ext/robin_map/include'}",
         ]  # fmt: skip
-        flags += [f"-I{ROOT / 'tools/windows'}"] if windows else []  # its pyconfig.h comes first
+        if windows:
+            include = shutil.copytree(include, folder / "include")
+            shutil.copy(ROOT / "tools/windows/pyconfig.h", include)
         flags += ["-DPy_LIMITED_API=0x030C0000"] if abi == STABLE else []
         objects = {}
         for name, source in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import socket
@@ -24,6 +25,7 @@ FILES = ("run.json", "settings.toml", "metrics.jsonl", "metrics.csv", "samples.j
 INSIDE = ("checkpoints/step-000003.json", "checkpoints/step-000003.safetensors", "checkpoints/step-000009.json")
 FOLDERS = ("checkpoints", "tensorboard", ".gradloom.new", ".gradloom.clear", ".gradloom.move")
 OTHER = 65534  # a user
+LINE = {"kind": "train", "step": 2, "epoch": 1, "time": 1.0, "seconds": 1.0, "loss": 2.0}  # of metrics.jsonl
 
 
 def pipe(path: Path) -> None:
@@ -152,7 +154,7 @@ def test_a_link_that_appears_while_a_run_lives(tmp_path):
     run.checkpoints.save(7, {"model.w": np.ones(3)}, {})
     run.checkpoints.wait()
     with pytest.raises(gl.FileError, match=r"metrics\.jsonl: is a symbolic link"):
-        Lines([]).add(run.path("metrics.jsonl").parent, {"loss": 1.0})
+        Lines([]).add(run.path("metrics.jsonl").parent, LINE)
     run.end("finished")
     assert content(away) == before
     assert any("step 7 was not saved" in line and "checkpoints: is a symbolic link" in line for line in told), told
@@ -168,11 +170,12 @@ def test_a_log_that_has_a_name_elsewhere_is_copied(tmp_path):
         os.link(tmp_path / "theirs", tmp_path / "a" / name)
     lines = Lines([CsvFile()])
     lines.size = 14
-    lines.add(tmp_path / "a", {"loss": 2.0})
+    lines.add(tmp_path / "a", LINE)
     lines.close()
     assert (tmp_path / "theirs").read_bytes() == b'{"loss": 1.0}\n'
     assert [line["loss"] for line in read_metrics(tmp_path / "a")] == [1.0, 2.0]
-    assert (tmp_path / "a" / "metrics.csv").read_text().split() == ["loss", "1.0", "2.0"]
+    with open(tmp_path / "a" / "metrics.csv", newline="") as file:
+        assert [row["loss"] for row in csv.DictReader(file)] == ["1.0", "2.0"]
 
 
 def test_nothing_waits_for_a_pipe(tmp_path):
