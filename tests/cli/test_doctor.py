@@ -10,12 +10,13 @@ import pytest
 
 from gradloom.base import memory
 from gradloom.base.errors import BackendError
-from gradloom.base.settings import core_count
+from gradloom.base.settings import Switches, core_count
 from gradloom.cli.doctor import PACKAGES
 from gradloom.cli.main import main
 from gradloom.gpu import devices, measure
 from gradloom.graph.opspec import REGISTRY
 from gradloom.run import machine
+from gradloom.run.cpu_backend import CpuBackend
 
 ROOT = Path(__file__).parents[2]
 LIMITS = {"max-storage-buffer-binding-size": 1 << 30}
@@ -168,6 +169,7 @@ def test_an_environment_that_cannot_be(capsys, fresh, monkeypatch):
 def test_kernels_that_are_wrong_or_missing_are_named(capsys, fresh, monkeypatch):
     """A core of other sources: its relu is another function, and an op has no kernel."""
     spec = REGISTRY["relu"]
+    CpuBackend(Switches(isa="scalar")).signatures()  # the process remembers them: those of the real core
     monkeypatch.setattr(spec, "reference", lambda x: np.maximum(x, 0) + 1e-3)
     monkeypatch.setattr(machine._core, "kernels", without("tanh", machine._core.kernels))
     found = machine.self_check("scalar", 1)
