@@ -166,7 +166,7 @@ gl.fit(net3, (nhwc, labels), progress=False) -> ShapeError: permute(x, (0, 3, 1,
 net3(gl.tensor(nhwc)) -> ShapeError: f32[64,8,8,3]
 Net2() -> GraphError: super().__init__()
 opt.step() -> GradientError: step(grads)
-net.to("cuda") -> SettingError: 'gpu'
+net.to("cuda") -> SettingError: device='cuda' does not exist here
 gl.Tensor([1, 2]) -> TypeError: gl.tensor
 """
 
