@@ -4,8 +4,10 @@
 #include "refuse.h"
 #include "vm.h"
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -26,25 +28,47 @@ namespace {
 #endif
 }
 
+#if defined(__x86_64__)
+// What the processor has and the system saves, asked by CPUID itself: __builtin_cpu_supports needs a run-time library that
+// not every compiler comes with.
+struct Features {
+  bool avx2 = false, avx512 = false, bf16 = false, intel = false;  // avx2 with FMA and F16C; avx512: F, BW, DQ and VL
+
+  Features() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid(0, &a, &b, &c, &d)) return;
+    intel = b == signature_INTEL_ebx;
+    constexpr unsigned fma = 1u << 12, saves = 1u << 27, avx = 1u << 28, f16c = 1u << 29, first = fma | saves | avx | f16c;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & first) != first) return;
+    unsigned low, high;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    constexpr unsigned ymm = 0x6, zmm = 0xe6;  // of XCR0
+    if ((low & ymm) != ymm || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
+    avx2 = b & 1u << 5;
+    constexpr unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, second = f | dq | bw | vl;
+    avx512 = avx2 && (low & zmm) == zmm && (b & second) == second;
+    bf16 = avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+  }
+};
+#endif
+
 }  // namespace
 
 std::vector<const KernelTable*> tables() {
   std::vector<const KernelTable*> usable;
 #if defined(__x86_64__)
-  __builtin_cpu_init();
+  static const Features cpu;
 #ifdef GL_HAVE_AVX512
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2");
+  const bool avx512 = cpu.avx512;
 #ifdef GL_HAVE_AVX512BF16
-  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool bf16 = cpu.bf16;
 #ifdef GL_HAVE_AMX
   static const bool amx = bf16 && amx_usable();
   if (amx) usable.push_back(&kTable_amx);
 #endif
   // VDPBF16PS does twice what multiply-adds do on AMD's processors (Zen 5: 537 beside 268 GFLOP/s of a core), and half of
   // it on Intel's (Emerald Rapids: 85 beside 167), where the f32 product of the rounded numbers is the faster one.
-  const bool slow = __builtin_cpu_is("intel");
+  const bool slow = cpu.intel;
   if (bf16 && !slow) usable.push_back(&kTable_avx512bf16);
 #endif
   if (avx512) usable.push_back(&kTable_avx512);
@@ -53,7 +77,7 @@ std::vector<const KernelTable*> tables() {
 #endif
 #endif
 #ifdef GL_HAVE_AVX2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) usable.push_back(&kTable_avx2);
+  if (cpu.avx2) usable.push_back(&kTable_avx2);
 #endif
 #endif
   usable.push_back(&kTable_scalar);
