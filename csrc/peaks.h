@@ -1,4 +1,4 @@
-// peaks.h: the machine's limits, measured beside what is compared with them.
+// peaks.h: the highest rates of this machine, for comparison with measurements of the same run.
 #pragma once
 #include "bytecode.h"
 

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gradloom.base.json_documents import Document, Key
+from tests.scripts import script
 
 ANY = Document("test/1", "", (Key(".*", Any, "", pattern=True),))
-
-
-def generator() -> Any:
-    """docs/json_documents.py."""
-    path = Path(__file__).parents[1] / "docs" / "json_documents.py"
-    spec = importlib.util.spec_from_file_location("docs_json_documents", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def check_values(document: Document, values: Mapping[str, Any]) -> None:
@@ -32,7 +21,7 @@ def check_values(document: Document, values: Mapping[str, Any]) -> None:
 
 def check_document(found: Mapping[str, Any]) -> Document:
     """The document that a JSON object names; AssertionError where the object does not fit it."""
-    document = next(one for one in generator().documents() if one.schema == found["schema"])
+    document = next(one for one in script("docs/json_documents.py").documents() if one.schema == found["schema"])
     check_values(document, {name: value for name, value in found.items() if name != "schema"})
     return document
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import os
 import re
 from pathlib import Path
@@ -11,20 +10,15 @@ from typing import Any
 
 import pytest
 
+from tests.scripts import script
+
 ROOT = Path(__file__).resolve().parent.parent
 UPDATE = os.environ.get("GRADLOOM_UPDATE_GOLDEN") == "1"
 
 
-def _load(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_architecture_shows_the_step_as_it_is() -> None:
     page = ROOT / "ARCHITECTURE.md"
-    fresh = f"<!-- one_step -->\n\n{_load(ROOT / 'docs' / 'one_step.py').page()}\n<!-- /one_step -->"
+    fresh = f"<!-- one_step -->\n\n{script(ROOT / 'docs' / 'one_step.py').page()}\n<!-- /one_step -->"
     text = page.read_text()
     if UPDATE:
         page.write_text(re.sub(r"<!-- one_step -->.*?<!-- /one_step -->", lambda _: fresh, text, flags=re.S))
@@ -120,7 +114,7 @@ def test_the_page_of_precision_runs() -> None:
 @pytest.mark.slow
 def test_the_page_of_tables_shows_what_the_command_says(tmp_path: Path) -> None:
     page, text = ROOT / "docs" / "tables.md", ""
-    for name, fresh in _load(ROOT / "docs" / "tables.py").page(tmp_path).items():
+    for name, fresh in script(ROOT / "docs" / "tables.py").page(tmp_path).items():
         text = page.read_text()
         block = re.search(rf"<!-- {name} -->(.*?)<!-- /{name} -->", text, re.S)
         assert block, name

@@ -60,7 +60,7 @@ def main() -> None:
     options = parser.parse_args()
     unknown = [name for name in options.platforms if name not in PLATFORMS]
     if unknown:
-        parser.error(f"platform {unknown[0]}: need one of {', '.join(PLATFORMS)}")
+        parser.error(f"platform {unknown[0]}: must be one of {', '.join(PLATFORMS)}")
     os.environ["PATH"] = ":".join([options.pythons, str(Path(sys.executable).parent), os.environ["PATH"]])
     os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # of the files in the wheels: 1980
     includes = {abi: include_folder(python) for abi, python in PYTHONS.items()}
@@ -74,8 +74,8 @@ def main() -> None:
                 print(f"{path.name}  {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
-def run(command: list[str], **options: object) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)  # type: ignore[call-overload]
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout}\nexit code {done.returncode}")
     return done.stdout
@@ -156,10 +156,10 @@ def module_suffix(platform: Platform, abi: str) -> str:
 
 def import_library(folder: Path, abi: str) -> str:
     """A library for links on Windows: the names that an interpreter for Linux exports, as those of Python's DLL.
-    Those that the DLL lacks do no harm: a module imports only what it uses."""
-    python = Path(run([PYTHONS[abi], "-c", "import sys; print(sys.executable)"]).strip()).resolve()
-    library = run([PYTHONS[abi], "-c", "import sysconfig as s; print(*s.get_config_vars('LIBDIR', 'INSTSONAME'))"])
-    shared = Path(*library.split())
+    Names that the DLL lacks are harmless: a module imports only the names that it uses."""
+    code = "import sys, sysconfig as s; print(sys.executable, *s.get_config_vars('LIBDIR', 'INSTSONAME'), sep='\\n')"
+    python, *library = run([PYTHONS[abi], "-c", code]).splitlines()
+    shared = Path(*library)
     with open(shared if shared.suffix != ".a" and shared.exists() else python, "rb") as file:
         symbols = ELFFile(file).get_section_by_name(".dynsym").iter_symbols()
         names = sorted({s.name for s in symbols if s.name.startswith(("Py", "_Py")) and s["st_shndx"] != "SHN_UNDEF"})

@@ -1,4 +1,4 @@
-// peaks.h: what the machine allows, measured with its own vectors: no op, only a yardstick for benchmarks.
+// peaks.h: kernels that measure the machine's highest rates with its own vectors, for benchmarks; no op uses them.
 #pragma once
 #include "gemm_tile.h"
 

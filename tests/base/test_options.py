@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
 import os
@@ -39,6 +38,7 @@ from gradloom.cli.setting import command_settings, settings_of
 from gradloom.cli.settings_file import read, save
 from tests.llm.random_models import rows_of, write
 from tests.refused import refused
+from tests.scripts import script
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,14 +59,6 @@ def tune(model: str, **settings: Any) -> Any:
     {options}
     """
     return taken(Noisy, settings)
-
-
-def docs() -> Any:
-    spec = importlib.util.spec_from_file_location("options", ROOT / "docs" / "options.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_new_field_is_an_argument_with_documentation() -> None:
@@ -108,7 +100,7 @@ def test_only_fields_of_compared_records_decide_bits() -> None:
     """A resume compares those of TrainerOptions and TuneOptions; in another record `bits=True` would do nothing."""
     compared = options_of(TrainerOptions, TuneOptions)
     for name in ("gl.fit", "gl.dp_train", "gl.llm.finetune", "gl.llm.plan"):
-        wrong = [key for key, one in options_of(*docs().functions()[name]).items() if one.bits]
+        wrong = [key for key, one in options_of(*script("docs/options.py").functions()[name]).items() if one.bits]
         assert set(wrong) <= set(compared), name
 
 
@@ -118,7 +110,7 @@ def test_a_new_field_is_planned_where_the_command_plan_shows_it() -> None:
 
 
 def test_a_new_field_is_documented_and_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = docs()
+    page = script("docs/options.py")
     records = page.functions()
     monkeypatch.setattr(page, "functions", lambda: records | {"gl.llm.finetune": (Noisy,)})
     assert "| `noise` | `0.0` | yes | finetune plan | standard deviation of a noise |" in page.table()
@@ -127,7 +119,7 @@ def test_a_new_field_is_documented_and_typed(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_generated_files_are_up_to_date() -> None:
     update = os.environ.get("GRADLOOM_UPDATE_GOLDEN") == "1"
-    for file, text in docs().generated().items():
+    for file, text in script("docs/options.py").generated().items():
         if update:
             file.write_text(text)
         assert file.read_text() == text, f"{file.name}: run python docs/options.py --write"
@@ -139,7 +131,7 @@ def test_functions_have_the_options_of_their_records(name: str) -> None:
     for part in name.split(".")[1:]:
         function = getattr(function, part)
     parameters = inspect.signature(function).parameters
-    for one in options_of(*docs().functions()[name]).values():
+    for one in options_of(*script("docs/options.py").functions()[name]).values():
         assert parameters[one.name].default == one.default, one.name
         if name != "gl.llm.plan":
             assert f"{one.name} " in (function.__doc__ if name != "gl.llm.finetune" else gl.llm.Run.__doc__)
@@ -147,7 +139,7 @@ def test_functions_have_the_options_of_their_records(name: str) -> None:
 
 
 def test_every_option_is_documented() -> None:
-    for records in docs().functions().values():
+    for records in script("docs/options.py").functions().values():
         assert [one.name for one in options_of(*records).values() if not one.doc] == []
 
 
@@ -187,7 +179,7 @@ CALLS: dict[str, Any] = {
 def kinds(call: str) -> dict[str, Any]:
     """The types of the options by name, as this function checks them."""
     if call.startswith("gl."):
-        return {name: one.kind for name, one in options_of(*docs().functions()[call]).items()}
+        return {name: one.kind for name, one in options_of(*script("docs/options.py").functions()[call]).items()}
     every = options_of(PassOptions, NetworkOptions, TrainerOptions)
     flags = {name: one.flag("fit") for name, one in every.items() if hasattr(getattr(gl.sklearn, call), name)}
     return {name: flag.kind for name, flag in flags.items() if flag is not None and name != "class_weight"}
@@ -253,6 +245,6 @@ def test_a_state_that_is_compared_in_place_of_an_option_is_in_the_identity(
     monkeypatch.setattr(gl.train.Loop, "run", lambda loop, _: found.update({"gl.fit": {*loop.identity().settings}}))
     model = gl.nn.Ensemble(gl.nn.MemberLinear(2, 3, 2))
     gl.fit(model, (X, Y), loss="cross_entropy", folds=2, progress=False)
-    for function, records in docs().functions().items():
+    for function, records in script("docs/options.py").functions().items():
         names = {one.compared_as for one in options_of(*records).values()} - {""}
         assert names <= found.get(function.replace("plan", "finetune"), set()), function

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from examples.random_gguf import CHATML
 from gradloom.cli.main import main
 from tests.llm.random_models import write
+from tests.scripts import script
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["once", "upon", "a", "time", "there", "was", "a", "little", "girl", "who", "played", "with", "her", "dog"]
@@ -171,11 +171,7 @@ def test_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
 
 
 def test_no_option_is_left_out() -> None:
-    spec = importlib.util.spec_from_file_location("options", ROOT / "docs" / "options.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    page = module.page()
+    page = script("docs/options.py").page()
     for command in {line.split()[0] for line in TABLE}:
         section = page.split(f"### gradloom {command}\n")[1].split("### ")[0]
         names = {row.split("`")[1] for row in section.splitlines() if row.startswith("| `--")}

@@ -15,10 +15,11 @@ from gradloom.run import machine
 from tests.cli.command import run
 from tests.cli.test_fit import flowers
 from tests.cli.test_language import TEXT
-from tests.json_checks import check_document, check_values, generator
+from tests.json_checks import check_document, check_values
 from tests.llm.random_models import write
+from tests.scripts import script
 
-DOCS = generator()
+DOCS = script("docs/json_documents.py")
 
 
 def printed(capsys: Any, *arguments: object) -> dict[str, Any]:

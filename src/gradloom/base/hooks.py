@@ -1,6 +1,6 @@
 """Hooks: functions of upper floors that lower floors call, so that no floor imports one above it.
 
-The root package connects each hook to a loader of its function; the first call imports the module.
+The root package connects the hooks below to loaders of their functions; the first call imports the module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Hook(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._function is None:
-            assert self._load is not None, "the root package connects all hooks"
+            assert self._load is not None, "a hook is connected before it is called"
             with building:  # a fork waits for the end of the import
                 self._function = self._load()
         return self._function(*args, **kwargs)

@@ -7,7 +7,7 @@ version of a document; a key that is removed or changes its type, unit or meanin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -51,7 +51,7 @@ Number = float | None  # null: not defined or not finite, in files; --json then 
 
 def when(condition: str, *keys: Key) -> Keys:
     """The keys with this condition, unless they have their own."""
-    return tuple(Key(k.name, k.kind, k.meaning, k.unit, k.when or condition, k.pattern) for k in keys)
+    return tuple(replace(key, when=key.when or condition) for key in keys)
 
 
 _LAYERS = when(

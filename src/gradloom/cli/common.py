@@ -19,7 +19,6 @@ from ..base import interrupts
 from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
 from ..base.exit_codes import Exit, of_signal
 from ..base.finetune_options import FinetuneOutput, PlacingOptions
-from ..base.json_documents import Document
 from ..base.messages import log
 from ..base.terminal import shown_on, to_stderr
 from ..base.training_options import DeviceOptions, RankOptions
@@ -27,6 +26,7 @@ from .parser import Option
 from .setting import flag_of
 
 if TYPE_CHECKING:
+    from ..base.json_documents import Document
     from ..parallel.communicator import Communicator
 
 Parallel = Annotated[str | None, flag_of(RankOptions, "parallel")]

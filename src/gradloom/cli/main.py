@@ -39,7 +39,7 @@ from .common import (
 )
 from .parser import HELP_FLAGS, Argument, Command, Group, command, declared
 from .progress import Uploads
-from .settings_file import load_by
+from .settings_file import load_commands
 
 _COMMANDS = (
     "fit", "predict", "finetune", "rerun", "runs", "generate", "chat", "evaluate", "plan", "verify", "info", "merge",
@@ -123,7 +123,7 @@ def _load_all() -> None:
         import_module(f".{name}", __package__)
 
 
-load_by(_load_all)
+load_commands.connect(lambda: _load_all)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

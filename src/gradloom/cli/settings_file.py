@@ -6,11 +6,12 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from ..base.errors import FileError, SettingError
+from ..base.hooks import Hook
 from ..base.options import Count, Place, Whole
 from .setting import Setting, checked, nearest_key, settings_of, shown
 
@@ -19,22 +20,15 @@ _MANY_DOTS = re.compile(  # in a key: the time that tomllib takes is that of the
     r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""", re.MULTILINE
 )
 
-
+load_commands: Hook[[], None] = Hook()  # imports all commands, which register their settings: a process runs one
 _kinds: dict[str, type] = {}  # of the commands that take a settings file: the dataclass of their settings
 
 
-_loaders: list[Callable[[], None]] = []  # see load_by
 _runs: dict[type, type] = {}  # the settings of a command that looks at what another one saves: those of that one
 
 
-def load_by(load: Callable[[], None]) -> None:
-    """Set the function that imports all commands, which register their settings; a process imports the one it runs."""
-    _loaders[:] = [load]
-
-
 def _all_kinds() -> dict[str, type]:
-    while _loaders:
-        _loaders.pop()()
+    load_commands()
     return _kinds
 
 

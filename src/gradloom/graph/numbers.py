@@ -62,10 +62,7 @@ def _most(given: np.dtype, kind: np.dtype) -> float | None:
 def converted(name: str, array: np.ndarray, kind: DType) -> np.ndarray:
     """A copy as `kind`; errors of check_range."""
     if kind.is_float and kind.numpy.isbuiltin == 1 and _most(array.dtype, kind.numpy) is not None:
-        with (
-            suppress(FloatingPointError),
-            np.errstate(over="raise"),
-        ):  # while NumPy converts: no further pass
+        with suppress(FloatingPointError), np.errstate(over="raise"):  # NumPy's own check: no further pass
             return np.array(array, kind.numpy, order="C")
     check_range(name, array, kind)
     return np.array(array, kind.numpy, order="C")
