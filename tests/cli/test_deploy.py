@@ -35,7 +35,8 @@ def cluster(tmp_path: Path) -> dict[str, str]:
     }.items():
         (commands / name).write_text(f"#!/bin/sh\n{line}\n")
         (commands / name).chmod(0o755)
-    return {**ENV, "PATH": f"{commands}:{ENV['PATH']}", "SLURM_JOB_ID": "42", "SLURM_NTASKS": "1"}
+    path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), ENV["PATH"]])  # mpiexec: beside the interpreter
+    return {**ENV, "PATH": path, "SLURM_JOB_ID": "42", "SLURM_NTASKS": "1"}
 
 
 def job(env: dict[str, str], folder: Path, *words: object) -> Any:
