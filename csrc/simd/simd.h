@@ -88,7 +88,9 @@ inline F load_bf16_n(const uint16_t* p, int n) {
 // The first n of a buffer's numbers.
 inline void store_lanes(uint16_t* p, const uint16_t (&t)[F::N], int n) {
 #if defined(GL_ISA_AVX512)
-  _mm256_mask_storeu_epi16(p, lanes_on(n), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(t)));
+  __m256i lanes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(t));
+  asm("" : "+v"(lanes));  // or Clang 22 stores four bytes where n is 1 and the lanes are equal
+  _mm256_mask_storeu_epi16(p, lanes_on(n), lanes);
 #else
   std::memcpy(p, t, static_cast<size_t>(n) * 2);
 #endif
