@@ -109,10 +109,10 @@ def stubs() -> dict[str, str]:
     """The stub files by their paths, relative to the repository."""
     from gradloom.run.compile import compile as compile_program
 
-    compiled = {
+    compiled = {  # but for memory, which of a run bounds the process
         name: str(p.annotation)
         for name, p in inspect.signature(compile_program).parameters.items()
-        if p.kind is p.KEYWORD_ONLY
+        if p.kind is p.KEYWORD_ONLY and name != "memory"
     }
     kinds = {
         "train": {

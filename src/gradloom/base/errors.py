@@ -146,6 +146,12 @@ class SettingError(GradloomError, ValueError):
     """A switch, environment variable or hyperparameter out of its range."""
 
 
+class BudgetError(SettingError):
+    """A memory budget that a program cannot meet; `least`: bytes that it can."""
+
+    least = 0
+
+
 class DataError(GradloomError, ValueError):
     """Data that cannot be trained on: a bad row, a missing column, a label out of range."""
 

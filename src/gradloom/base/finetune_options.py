@@ -137,7 +137,21 @@ class TuneOptions(StepOptions):
 
 @dataclass(frozen=True)
 class PlacingOptions:
-    """Blocks of the model on a GPU."""
+    """Memory of the process, and blocks of the model on a GPU."""
+
+    memory: int | str | None = option(
+        None,
+        'most bytes that the process may hold in memory, or a text such as "6GiB", or "auto": those that are available '
+        "now. Values of the forward part are computed again where that is needed, which changes no bit; where it does "
+        "not suffice and micro_batch_size is not given, fewer rows are computed at once (docs/memory.md)",
+        Flag(
+            PLANNED,
+            "Most memory of the process: bytes, or 6G or 6GiB (of 1024), 6GB (of 1000), or auto: what is available.",
+            Name,
+            is_number=True,
+            metavar="BYTES|auto",
+        ),
+    )
 
     gpu_layers: int | str | None = option(
         None,

@@ -51,6 +51,7 @@ class FinetuneArguments(TypedDict, total=False):
     stop_after: str | None
     log: str | Sequence[str]
     log_every: str | None
+    memory: int | str | None
     gpu_layers: int | str | None
     gpu_memory: int | str | None
     parallel: str | Communicator | None
@@ -72,6 +73,7 @@ class FinetuneArguments(TypedDict, total=False):
     arena: Buffer | None
 
 class PlanArguments(TypedDict, total=False):
+    memory: int | str | None
     gpu_layers: int | str | None
     gpu_memory: int | str | None
     method: str | None

@@ -8,6 +8,7 @@ spread over its micro-batches.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import time
@@ -45,7 +46,7 @@ from .earlier_run import EarlierRun, about_adapter
 from .gpu_layers import check_layers
 from .lora import LoRA, TrainedTensors, files_of_adapter
 from .model import Adapter, Model, model_of
-from .plan import MemoryPlan, base_bytes, check_trained, memory_of, placed, sizes_of
+from .plan import MemoryPlan, base_bytes, check_trained, memory_of, placed, sizes_of, within
 from .records import records_of
 from .rows import Rows, read_rows
 from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
@@ -157,7 +158,9 @@ class Run(Tuning):
                 job = TuningJob(
                     loaded, trained, asked, *sizes_of(rows, use.eval_rows), ranks, exchange, self.saver, options
                 )
-                super().__init__(placed("finetune", job, use.gpu_layers, use.gpu_memory))
+                job = placed("finetune", job, use.gpu_layers, use.gpu_memory)
+                has_text = "tokenizer" in vars(loaded)
+                super().__init__(within("finetune", job, use.memory, has_text, self._base, self._reading))
                 if self.earlier is not None:
                     self.earlier.load(self.trainer, loaded, trained)
                 both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context], for the Trainer
@@ -234,6 +237,8 @@ class Run(Tuning):
 
     def _train(self, progress: bool) -> None:
         self.prepare()
+        gc.collect()
+        memory.trim()
         with agreed(self.ranks):
             self.memory().check()
         same_settings(self.ranks, steps=self.steps_total, rows=len(self.train_rows))

@@ -7,6 +7,7 @@ allocated, and no weight is read.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..base import memory
 from ..base.arguments import as_whole
-from ..base.errors import SettingError
+from ..base.errors import BudgetError, SettingError
 from ..base.extras import need_llm
 from ..base.finetune_options import PlacingOptions, TuneOptions
-from ..base.memory import Memory, need_memory, show_bytes
+from ..base.memory import Memory, as_bytes, need_memory, show_bytes
+from ..base.messages import log
 from ..base.options import taken, takes
 from ..base.settings import switches
 from ..base.training_options import RankOptions
@@ -52,6 +54,10 @@ ON_DEVICE = {
     "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
     "outputs": "records", "copies": "gathered", "transfers": "staging",
 }  # fmt: skip
+RESERVE_BYTES, RESERVE_SHARE = (
+    16 << 20,
+    0.03,
+)  # of a budget, for the larger of which a run may exceed its plan; measured
 FEWER_TRAINED = "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
 
 
@@ -261,8 +267,10 @@ def plan(
         validated = 0 if asked.val_split == 0 else 2 * job.micro_batch_size - 1
         job = replace(job, val_rows=validated, all_rows=job.rows + validated)
     job = placed("plan", job, use.gpu_layers, use.gpu_memory)
-    found = memory_of(planned(job), data is None or "tokenizer" in vars(model), there)
+    has_text = data is None or "tokenizer" in vars(model)
     reading = 0 if data is None else memory.resident_peak()
+    job = within("plan", job, use.memory, has_text, base, reading)
+    found = memory_of(planned(job), has_text, there)
     return replace(found, layers=job.layers, base=base, reading=reading)
 
 
@@ -320,6 +328,61 @@ def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: i
         head=not trains_head, warn=is_root(job.ranks),
     )  # fmt: skip
     return replace(job, layers=layers, options=options)
+
+
+def within(who: str, job: TuningJob, limit: int | str | None, has_text: bool, base: int, reading: int) -> TuningJob:
+    """The same with programs so small that the process stays below `limit` bytes; "auto": those available now.
+
+    Recomputation comes first, which changes no bit; then, unless micro_batch_size is given or belongs to a resumed run, a
+    smaller micro-batch. SettingError, before anything is allocated, where that does not suffice."""
+    if limit is None:
+        return job
+    places = job.options.get("devices", (job.options.get("backend", "cpu"),))
+    if any(is_device(name) for name in places):
+        raise SettingError("{memory} requires device 'cpu'", memory=limit, place=who)
+    there = memory.memory()
+    if limit != "auto":
+        most = as_bytes("memory", limit, who)
+    elif there is None:
+        raise SettingError("{memory}: this system does not report its memory; need bytes", memory=limit, place=who)
+    else:
+        most = base + int((1 - RESERVE_SHARE) * there.available)
+    totals = []
+    for tried in (job, *job.smaller()):
+        found, total = _in_arena(tried, most, has_text, base, reading)
+        totals.append(total)
+        if found is not None:
+            if tried is not job:
+                log.info("memory: %d rows are computed at once, not %d", tried.micro_batch_size, job.micro_batch_size)
+            return found
+    need = f"at least about {show_bytes(min(totals))}; or a shorter context, a smaller rank or model, precision 'bf16'"
+    raise SettingError(setting="memory", seen=show_bytes(most), need=need, place=who)
+
+
+def _in_arena(job: TuningJob, most: int, has_text: bool, base: int, reading: int) -> tuple[TuningJob | None, int]:
+    """(the job with programs that leave the process at most so many bytes; the bytes that it then has), or (None, about
+    the least bytes that it can have)."""
+    while True:
+        found = memory_of(planned(job), has_text)
+        base = max(base, _after_planning())
+        total = max(base + found.need, reading)
+        total += max(RESERVE_BYTES, int(RESERVE_SHARE * (total - base)))
+        arena = found.planned - (total - most)
+        if total <= most:
+            return job, total
+        if arena <= 0:
+            return None, total
+        try:
+            planned(job := replace(job, arena=arena))
+        except BudgetError as error:
+            return None, total - found.planned + error.least
+
+
+def _after_planning() -> int:
+    """Resident memory of this process once graphs and plans that nothing needs any more are freed."""
+    gc.collect()
+    memory.trim()
+    return memory.resident()
 
 
 def check_trained(model: Model, adapter: Adapter) -> None:

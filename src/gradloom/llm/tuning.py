@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..base.defaults import FINETUNE_RATES, FINETUNE_SCHEDULE, FINETUNE_WARMUP
@@ -144,7 +144,7 @@ class TuningJob:
 
     rows, val_rows: rows that train, and that each evaluation reads; all_rows: rows of the data; context: tokens
     of each. saver: of a run that may be resumed, which then has the micro-batches that it had. options: of gl.compile.
-    layers: those that run on a GPU.
+    layers: those that run on a GPU. arena: most bytes of the arena and scratch of each program.
     """
 
     model: Model
@@ -159,6 +159,7 @@ class TuningJob:
     saver: Saver | None
     options: Mapping[str, Any]
     layers: GpuLayers | None = None
+    arena: int | None = None
 
     @property
     def batch_size(self) -> int:
@@ -172,6 +173,17 @@ class TuningJob:
             asked = self.saver.size("micro_batch_size", self.batch_size)
         most = share_of(self.batch_size, self.ranks if asked is None else None)
         return min(max(1, MICRO_TOKENS // self.context) if asked is None else int(asked), most)
+
+    def smaller(self) -> Iterator[TuningJob]:
+        """The same with ever fewer rows computed at once, down to 1; none where the number is given, or is that of the
+        resumed run, or where ranks share it."""
+        saved = self.saver is not None and self.saver.entries is not None
+        size = self.micro_batch_size
+        while size > 1 and self.settings.micro_batch_size is None and self.ranks is None and not saved:
+            size //= 2
+            settings = copy.copy(self.settings)
+            object.__setattr__(settings, "micro_batch_size", size)
+            yield replace(self, settings=settings)
 
 
 class Tuning:
@@ -196,7 +208,7 @@ class Tuning:
         if not self.trained():
             text = "{freeze} leaves nothing to train; use fewer patterns"
             raise SettingError(text, freeze=settings.freeze, place="finetune")
-        self.sampler = settings.sampler(model, adapter, layers=layers, **options)
+        self.sampler = settings.sampler(model, adapter, layers=layers, **options, memory=job.arena)
         every = as_interval("sample_every", settings.sample_every, "steps", "epochs", place="finetune")
         self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
         self.trainer = Trainer(
@@ -204,6 +216,7 @@ class Tuning:
             accumulate=-(-self.batch_size // self.micro_batch_size), communicator=job.ranks, exchange=job.exchange,
             **values_of(settings, StepOptions), **options,
         )  # fmt: skip
+        self.trainer.options["memory"] = job.arena
 
     def trained(self) -> dict[str, Parameter]:
         """Parameters that the steps change: the adapter's without those that `freeze` names."""

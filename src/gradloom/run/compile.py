@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..base.arguments import what_is
 from ..base.collector import paused
-from ..base.errors import BackendError, DTypeError, GraphError, SettingError
+from ..base.errors import BackendError, BudgetError, DTypeError, GraphError, SettingError
 from ..base.habits import hinted
 from ..base.memory import as_bytes, show_bytes
 from ..base.settings import Switches, switches
@@ -147,13 +148,15 @@ def _checked_values(outputs: Value | Sequence[Value], updates: Sequence[Value]) 
 
 def plan_within(budget: int, program: Program, plan_of: PlanOf) -> tuple[Program, Plan]:
     """The program, with clones where it needs them, and its plan of at most `budget` bytes, which do not depend on the
-    speed of this machine. SettingError where there is none."""
+    speed of this machine. BudgetError where there is none."""
     plans = Budget(program, plan_of, lambda node: node_seconds(node, TYPICAL))
     found = plans.within(budget)
     if found is None:
         least = plans.smallest[1].peak_bytes
         need = f"at least {least} bytes ({show_bytes(least)}), for the arena and scratch of this program"
-        raise SettingError(setting="memory", seen=show_bytes(budget), need=need, place="compile")
+        error = BudgetError(setting="memory", seen=show_bytes(budget), need=need, place="compile")
+        error.least = least
+        raise error
     return found
 
 
@@ -226,8 +229,12 @@ def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches)
 
 def compile_checked(outputs: Sequence[Value], updates: Sequence[Value], **options: Any) -> Any:
     """The same program once more, to find the first node that is not finite: checked, unfused, and unshared where the
-    memory suffices."""
+    memory suffices; within a memory budget where the checked program can meet it."""
     options = options | {"check": 2, "fuse": False, "debug": 0}
+    if options.get("memory") is not None:
+        with contextlib.suppress(SettingError):
+            return compile(outputs, updates, **options)
+        options |= {"memory": None}
     try:
         return compile(outputs, updates, **(options | {"reuse": False}))
     except BackendError:  # more memory than there is

@@ -31,7 +31,7 @@ def check_names(who: str, options: Iterable[str], function: Callable[..., Any], 
     known = set(more)
     for callee in (compile_program, function):
         known |= {n for n, p in inspect.signature(callee).parameters.items() if p.kind != p.VAR_KEYWORD}
-    known -= {"self", "outputs", "updates"}
+    known -= {"self", "outputs", "updates", "memory"} - set(more)  # gl.compile's memory bounds one program only
     for name in options:
         if name not in known:
             hint = keyword_hint(who, name, sorted(known), f"use {', '.join(sorted(known))}")
