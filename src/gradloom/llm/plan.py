@@ -26,8 +26,10 @@ from ..parallel.agree import is_root
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes, computing, device_bytes, device_of, is_device
+from ..train.duration import Duration, approximate
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
+from .duration import duration_of
 from .gpu_layers import PLANNED, GpuLayers, check_layers, layers_for
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, model_of
@@ -46,7 +48,7 @@ STEP_BYTES = 5 << 10  # of memory for each instruction of a compiled step: its n
 TOKENIZER_BYTES = 12 << 20  # of a tokenizer with the words that it remembers; measured
 TOKEN_BYTES = 480  # more of them, for each of its tokens; measured
 
-APART = ("on_device", "layers", "transfers", "transferred")  # reported by device_report
+APART = ("on_device", "layers", "transfers", "transferred", "duration")  # reported by other functions
 PLAIN = ("threads", "steps", "device")  # no numbers of bytes
 ON_DEVICE = {
     "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
@@ -80,6 +82,7 @@ class MemoryPlan:
                    where they compute in this process's memory
     layers         which blocks are there, the others on the CPU; transfers, transferred: values, and bytes, that cross
                    between the two in the step that moves most
+    duration       predicted; None where it is not: on a GPU, with ranks, where it does not fit. Of one step where no data is read
     """
 
     weights: int
@@ -103,6 +106,7 @@ class MemoryPlan:
     layers: GpuLayers | None = None
     transfers: int = 0
     transferred: int = 0
+    duration: Duration | None = field(default=None, compare=False)  # of this machine
 
     @property
     def is_split(self) -> bool:
@@ -188,6 +192,10 @@ class MemoryPlan:
         ]
         if self.available is not None:
             rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
+        if self.duration is not None:
+            rows.append(("time of a step", f"about {approximate(self.duration.step)}"))
+            if self.reading:
+                rows.append(("time", str(self.duration)))
         return rows
 
     def _reading(self) -> str:
@@ -202,7 +210,14 @@ class MemoryPlan:
             "planned_bytes": self.planned,
             "fits": self.fits,
         }
-        return numbers | device_report(self)
+        return numbers | device_report(self) | self._times()
+
+    def _times(self) -> dict[str, float]:
+        """Predicted seconds."""
+        if self.duration is None:
+            return {}
+        total = {"predicted_seconds": self.duration.seconds} if self.reading else {}
+        return {"step_seconds": self.duration.step} | total
 
 
 def device_report(plan: MemoryPlan) -> dict[str, Any]:
@@ -234,7 +249,7 @@ def plan(
     unless val_split=0, on rows that do not fill their last batches; finetune holds all rows of its data, about 12 bytes
     a token more, and its peak can be that of reading the data. model, adapter: objects, or the paths of their files.
     device: where the steps would run, "cpu", "gpu", "gpu:1"; for a GPU the bytes of all buffers there, none of which is
-    made.
+    made. duration: of the steps on the CPU of one process, from speeds of this machine, which are measured.
     Raises SettingError for settings that finetune refuses, BackendError where there is no such device.
     """
     base, there = base_bytes(), memory.memory()
@@ -261,9 +276,11 @@ def plan(
         validated = 0 if asked.val_split == 0 else 2 * job.micro_batch_size - 1
         job = replace(job, val_rows=validated, all_rows=job.rows + validated)
     job = placed("plan", job, use.gpu_layers, use.gpu_memory)
-    found = memory_of(planned(job), data is None or "tokenizer" in vars(model), there)
+    tuning, source = planned(job)
+    found = memory_of(tuning, data is None or "tokenizer" in vars(model), there)
     reading = 0 if data is None else memory.resident_peak()
-    return replace(found, layers=job.layers, base=base, reading=reading)
+    duration = duration_of(tuning, source) if found.fits else None
+    return replace(found, layers=job.layers, base=base, reading=reading, duration=duration)
 
 
 def base_bytes() -> int:
@@ -295,8 +312,8 @@ def sizes_of(rows: Rows, eval_rows: int | None) -> tuple[int, int, int, int]:
     return len(rows.train), min(len(rows.val), most), len(rows.train) + len(rows.val), int(rows.tokens.shape[1])
 
 
-def planned(job: TuningJob) -> Tuning:
-    """Its steps, compiled for devices that are only planned for."""
+def planned(job: TuningJob) -> tuple[Tuning, PlannedSource]:
+    """Its steps, compiled for devices that are only planned for, and their source."""
     settings = copy.copy(job.settings)  # the optimiser that is given begins with the run
     object.__setattr__(settings, "optimizer", copy.copy(job.settings.optimizer))
     options = dict(job.options)
@@ -306,8 +323,9 @@ def planned(job: TuningJob) -> Tuning:
     several = tuple(PLANNED + name for name in options.get("devices", ()))
     options |= {"devices": several} if several else {"backend": PLANNED + options.get("backend", "cpu")}
     tuning = Tuning(replace(job, settings=settings, options=options, layers=job.layers and job.layers.planned()))
-    tuning.compile(PlannedSource(job.all_rows, (2, job.context), (job.context,)))
-    return tuning
+    source = PlannedSource(job.all_rows, (2, job.context), (job.context,))
+    tuning.compile(source)
+    return tuning, source
 
 
 def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: int | str | None) -> TuningJob:
@@ -316,7 +334,7 @@ def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: i
     trains_head = job.model.tied and isinstance(job.adapter, TrainedTensors)
     layers, options = layers_for(
         who, job.model.config.layers, gpu_layers, gpu_memory, job.options,
-        lambda some: planned(replace(job, layers=some)).plans,
+        lambda some: planned(replace(job, layers=some))[0].plans,
         head=not trains_head, warn=is_root(job.ranks),
     )  # fmt: skip
     return replace(job, layers=layers, options=options)

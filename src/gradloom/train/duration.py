@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +78,14 @@ def approximate(seconds: float) -> str:
 
 
 def is_predictable(trainer: Trainer) -> bool:
-    """The steps are those of one process, on the CPU, of the same programs from call to call, without checks."""
-    at = switches(**{name: trainer.options.get(name) for name in ("check", "poison")})
-    return trainer.driver.ranks is None and not trainer.dynamic and at.check < 2 and not at.poison
+    """The steps are those of one process, of the same programs from call to call, without checks."""
+    return trainer.driver.ranks is None and not trainer.dynamic and is_unchecked(trainer.options)
+
+
+def is_unchecked(options: Mapping[str, Any]) -> bool:
+    """Whether programs of these options of gl.compile run without checks, which take time."""
+    at = switches(**{name: options.get(name) for name in ("check", "poison")})
+    return at.check < 2 and not at.poison
 
 
 def work(
