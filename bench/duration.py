@@ -1,11 +1,12 @@
 """Predicted and measured seconds of trainings and evaluations: what `gradloom` announces before a long run.
 
-    python bench/duration.py [--threads 2] [--rounds 9] [--only TEXT]
+    python bench/duration.py [--threads 2] [--rounds 9] [--only TEXT] [--processor]
 
 Each round measures the machine's rates, predicts each case by them, and runs it for some tenths of a second. Shown are
-milliseconds of an optimiser step, or of an evaluation of all rows: the prediction (median over the rounds), and the
-least and the median of those measured. The prediction is that of a machine without other load: compare it with the
-least on one that has other work.
+milliseconds of an optimiser step, or of an evaluation of all rows: medians over the rounds of the prediction and of the
+fastest measurement in a round, and the median and the range of their ratio. The prediction is that of a machine without
+other load, and so is the fastest of many steps; on a machine with other work, long steps are never free of it:
+--processor compares with the processor time of one thread.
 """
 
 from __future__ import annotations
@@ -27,13 +28,20 @@ SECONDS = 0.3  # at least, of one measurement
 Case = tuple[str, Callable[[Any], float], Callable[[], float]]  # name, seconds by these rates, measured seconds
 
 
-def repeated(run: Callable[[], object]) -> float:
-    """Mean seconds of a call, of calls for some tenths of a second."""
-    count, began = 0, time.perf_counter()
-    while time.perf_counter() - began < SECONDS:
+class Clock:
+    """Seconds of measurements."""
+
+    now: Callable[[], float] = time.perf_counter
+
+
+def fastest(run: Callable[[], object]) -> float:
+    """Least seconds of a call, of calls for some tenths of a second."""
+    took, end = [], time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        began = Clock.now()
         run()
-        count += 1
-    return (time.perf_counter() - began) / count
+        took.append(Clock.now() - began)
+    return min(took)
 
 
 def of_trainer(name: str, trainer: Any, data: Any, batch: int, micro: int, training: bool) -> Case:
@@ -41,7 +49,7 @@ def of_trainer(name: str, trainer: Any, data: Any, batch: int, micro: int, train
     from gradloom.train.duration import seconds_of, work
     from gradloom.train.result import Result
 
-    source, steps = trainer.source(data), min(data.n // batch, max(1, 2000 // batch))
+    source, steps = trainer.source(data), min(data.n // batch, max(1, 1000 // batch))
     programs = work(trainer, source, 0, steps * batch, batch, micro, backward=training)
 
     def run() -> None:
@@ -49,7 +57,7 @@ def of_trainer(name: str, trainer: Any, data: Any, batch: int, micro: int, train
             source, 0, steps * batch, Result(), batch_size=batch, micro_batch_size=micro, backward=training
         )  # fmt: skip
 
-    return name, lambda rates: seconds_of(programs, rates) / steps, lambda: repeated(run) / steps
+    return name, lambda rates: seconds_of(programs, rates) / steps, lambda: fastest(run) / steps
 
 
 def of_network(
@@ -76,21 +84,25 @@ def of_finetuning(name: str, threads: int, **settings: Any) -> Case:
 
 def of_perplexity(threads: int) -> Case:
     import gradloom as gl
-    from gradloom.llm import evaluate
     from gradloom.llm.rows import read_rows
+    from gradloom.train import prediction
 
-    evaluate.LONG = 0.0  # seconds of the shortest evaluation whose duration is predicted
+    prediction.LONG = 0.0  # seconds of the shortest evaluation whose duration is predicted
     model = gl.llm.load(str(MODEL))
     rows = read_rows(model, text(), 256, 0.0)
     rows = dataclasses.replace(
         rows, tokens=rows.tokens[:64], positions=rows.positions[:64], labels=rows.labels[:64]
     )  # fmt: skip
-    found: list[float] = []
+    found: dict[str, float] = {}
 
-    def run() -> float:
-        return gl.llm.evaluate(model, rows, threads=threads, on_predicted=found.append).seconds
+    def begin(seconds: float) -> None:
+        found.update(predicted=seconds, began=Clock.now())
 
-    return "perplexity of 64 rows", lambda rates: found[-1], run
+    def once() -> float:
+        gl.llm.evaluate(model, rows, threads=threads, on_predicted=begin)
+        return Clock.now() - found["began"]
+
+    return "perplexity of 64 rows", lambda rates: found["predicted"], lambda: min(once() for _ in range(20))
 
 
 def transformer(vocabulary: int, width: int) -> Any:
@@ -164,8 +176,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--processor", action="store_true", help="processor time, in place of time; one thread")
     parser.add_argument("--only", default="", help="cases whose names contain this")
     args = parser.parse_args()
+    if args.processor:
+        args.threads, Clock.now = 1, time.process_time
     pin(args.threads)
     from gradloom.run.rates import measured_rates
 
@@ -180,10 +195,11 @@ def main() -> None:
             measured_rates.cache_clear()
             measured.append(run())
             predicted.append(seconds(measured_rates(args.threads, is_bf16="bf16" in name)))
-        one, least, middle = statistics.median(predicted), min(measured), statistics.median(measured)
-        shown = (f"{1e3 * number:.3f}" for number in (one, least, middle))
-        lines.append((name, *shown, f"{one / least:.2f}", f"{one / middle:.2f}"))
-    table(lines, (f"{args.threads} threads", "predicted", "least", "median", "of least", "of median"))
+        ratios = [one / other for one, other in zip(predicted, measured, strict=True)]
+        shown = [f"{1e3 * statistics.median(each):.3f}" for each in (predicted, measured)]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        lines.append((name, *shown, f"{statistics.median(ratios):.2f}", spread))
+    table(lines, (f"{args.threads} threads", "predicted", "measured", "ratio", "range"))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from ..base.settings import switches
 from ..plan.plan import Plan
 from ..run.cost import program_seconds
 from ..run.rates import rates_for
+from ..train import prediction
 from ..train.duration import Duration, is_predictable, is_unchecked, seconds_of, work
 from ..train.source import RowSource
 from .tuning import Tuning
@@ -37,12 +38,12 @@ def duration_of(tuning: Tuning, source: RowSource) -> Duration | None:
     )  # fmt: skip
 
 
-def evaluation_seconds(plan: Any, batches: int, least: float, options: Mapping[str, Any]) -> float | None:
-    """Predicted seconds of this number of runs of a program; None where they are below `least`, or the program does not
-    run on the CPU alone. options: of gl.compile."""
+def evaluation_seconds(plan: Any, batches: int, options: Mapping[str, Any]) -> float | None:
+    """Predicted seconds of this number of runs of a program; None where they are few, or the program does not run on
+    the CPU alone. options: of gl.compile."""
     device = options.get("device", options.get("backend", "cpu"))
     if not isinstance(plan, Plan) or (plan.device or device or "cpu") != "cpu" or not is_unchecked(options):
         return None
     isa = switches(isa=options.get("isa")).isa
-    rates = rates_for([plan], isa, lambda rates: batches * program_seconds(plan, rates), least)
+    rates = rates_for([plan], isa, lambda rates: batches * program_seconds(plan, rates), prediction.LONG)
     return None if rates is None else batches * program_seconds(plan, rates)

@@ -22,7 +22,6 @@ from ..base.habits import hinted
 from ..graph.leaves import input as input_value
 from ..graph.value import Value
 from ..run.compile import compile as compile_program
-from ..train.prediction import LONG
 from .arguments import adapter_of
 from .data_files import test_file
 from .duration import evaluation_seconds
@@ -112,7 +111,7 @@ def evaluate(
     )
     value, run = compiled(layers, options)
     if on_predicted is not None:
-        seconds = evaluation_seconds(run.plan, -(-rows // size), LONG, options)
+        seconds = evaluation_seconds(run.plan, -(-rows // size), options)
         if seconds is not None:
             on_predicted(seconds)
     began = time.perf_counter()

@@ -82,7 +82,8 @@ class MemoryPlan:
                    where they compute in this process's memory
     layers         which blocks are there, the others on the CPU; transfers, transferred: values, and bytes, that cross
                    between the two in the step that moves most
-    duration       predicted; None where it is not: on a GPU, with ranks, where it does not fit. Of one step where no data is read
+    duration       predicted; None where it is not: on a GPU, with ranks, if the memory does not fit. Without data only
+                   its `step` is meaningful
     """
 
     weights: int
@@ -249,7 +250,7 @@ def plan(
     unless val_split=0, on rows that do not fill their last batches; finetune holds all rows of its data, about 12 bytes
     a token more, and its peak can be that of reading the data. model, adapter: objects, or the paths of their files.
     device: where the steps would run, "cpu", "gpu", "gpu:1"; for a GPU the bytes of all buffers there, none of which is
-    made. duration: of the steps on the CPU of one process, from speeds of this machine, which are measured.
+    made. duration: on the CPU of one process, by speeds of this machine, which are measured in about 0.1 s.
     Raises SettingError for settings that finetune refuses, BackendError where there is no such device.
     """
     base, there = base_bytes(), memory.memory()

@@ -99,17 +99,15 @@ def work(
         measures=measures,
     )  # fmt: skip
     rows = RowRange(source, first, last, batch_size, min(micro_batch_size, batch_size), backward)
-    others = -(-rows.count // batch_size) - 1  # batches before the last one
-    groups = [
-        (group, times)
-        for batch, times in zip(rows.ends(), (others, 1), strict=True)
-        for group in cut(batch, trainer.driver.keeps_gradients, True, False)
-    ]
+    accumulates = backward and trainer.driver.keeps_gradients
+    parts = zip(rows.ends(), (rows.batch_count - 1, 1), strict=True) if accumulates else ((rows, 1),)
+    groups = [(group, times) for part, times in parts for group in cut(part, accumulates, True, False)]
     plans = [step.run.plan for step in steps]
     default = trainer.options.get("backend", "cpu")
     if not all(isinstance(plan, Plan) for plan in plans) or computing(device_of(plans, default)) != "cpu":
         return []
-    return [(plan, group.count * times, times) for plan, (group, times) in zip(plans, groups, strict=True)]
+    used = plans if accumulates else [plans[0], plans[-1]][: len(groups)]
+    return [(plan, group.count * times, times) for plan, (group, times) in zip(used, groups, strict=True)]
 
 
 def seconds_of(work: Work, rates: Rates) -> float:
