@@ -36,6 +36,8 @@ class Rates:
     cache_bytes: float
 
 
+# Of a desktop processor, for choices that must not depend on the machine.
+TYPICAL = Rates(threads=4, product=2.5e11, product_bf16=5e11, cached=1e11, memory=2e10, cache_bytes=4 << 20)
 INSTRUCTION_SECONDS = 2e-7  # of an instruction without work
 HANDOVER_SECONDS = 3e-6  # of a phase that is computed by several threads
 PART_SECONDS = 2e-5  # of work, above which kernels divide it among threads
