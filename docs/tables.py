@@ -24,7 +24,7 @@ CASES = {
     "series": "fit demand.csv --target demand --time day --drop yesterday --out far",
     "series of steps": "fit demand.csv --target demand --time day --out near",
 }
-MOVING = ("epoch ", "time  ", "memory  ")  # lines that tell of the machine
+MOVING = ("about ", "at most about ", "epoch ", "time  ", "memory  ")  # lines that tell of the machine
 
 
 def write_tables(folder: Path) -> None:

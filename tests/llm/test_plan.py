@@ -95,7 +95,7 @@ def test_a_plan_without_data_is_no_less_than_that_of_a_run(path, text):
         run.prepare()
         made = run.memory()
         for one in (field.name for field in dataclasses.fields(planned)):
-            if one not in ("inputs", "available", "base", "reading", "device", "on_device", "layers"):
+            if one not in ("inputs", "available", "base", "reading", "device", "on_device", "layers", "duration"):
                 assert getattr(planned, one) >= getattr(made, one), (one, options)
 
 
@@ -333,3 +333,24 @@ def test_a_settings_file_and_lines_to_skip(capsys, path, tmp_path):
         measured = ("available_bytes", "base_bytes", "reading_bytes", "peak_bytes")
         found.append({k: v for k, v in json.loads(out.splitlines()[-1]).items() if k not in measured})
     assert found[0] == found[1]
+
+
+def test_a_plan_predicts_seconds_where_the_steps_run_on_the_cpu(path, text):
+    found = plan(str(path), data=text, context=24, batch_size=3, epochs=2)
+    time, run = found.duration, Run(str(path), text, context=24, batch_size=3, epochs=2)
+    assert time.steps == run.steps_total and time.per_epoch * 2 == time.steps and time.evaluations == 3
+    assert time.step > 0 and time.evaluation > 0 and time.seconds > time.step * time.steps
+    assert dict(found.lines())["time"] == str(time)
+    report = found.report()
+    assert report["step_seconds"] == time.step and report["predicted_seconds"] == time.seconds
+    larger = plan(str(path), context=24, batch_size=6)
+    assert larger.duration.step > time.step and "predicted_seconds" not in larger.report()
+    assert "time" not in dict(larger.lines()) and "time of a step" in dict(larger.lines())
+    sampled = plan(str(path), context=24, sample_prompt="a")
+    assert sampled.duration.apart == ("sampled texts",)
+
+
+def test_a_plan_without_enough_memory_predicts_nothing(path, monkeypatch):
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 20, 1 << 10))
+    found = plan(str(path), context=24)
+    assert not found.fits and found.duration is None and "step_seconds" not in found.report()

@@ -13,6 +13,7 @@ from gradloom.base.settings import core_count
 from gradloom.graph.leaves import stored_value
 from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.stored import Stored
+from gradloom.ops.common import Quantised
 from gradloom.run.cost import (
     HANDOVER_SECONDS,
     INSTRUCTION_SECONDS,
@@ -47,6 +48,15 @@ def test_a_product_of_bf16_operands_runs_on_its_unit() -> None:
         return node_seconds(ops.matmul(x, _zeros(512, 512)).node, RATES, (16,))
 
     assert product(ops.cast(_zeros(512, 512), "bf16")) < 0.5 * product(_zeros(512, 512))
+
+
+def test_quantised_weights_are_decoded_once() -> None:
+    x, plain = _zeros(8, 64), _zeros(64, 64)
+    quantised = Quantised.draw(np.random.default_rng(0), "q8_0", (64, 64), (1, 0)).value()
+    took, longer = (node_seconds(ops.matmul(x, w).node, RATES, (1,)) for w in (plain, quantised))
+    assert 1.5 * took < longer < 10 * took
+    rows = ops.matmul(_zeros(4000, 64), quantised).node
+    assert node_seconds(rows, RATES, (1,)) < 1.1 * node_seconds(ops.matmul(_zeros(4000, 64), plain).node, RATES, (1,))
 
 
 def test_bytes_decide_for_a_sum_and_their_place_counts() -> None:

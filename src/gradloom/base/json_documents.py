@@ -62,6 +62,10 @@ _LAYERS = when(
 _PEAK = Key("peak_bytes", int, "peak of resident memory of the process, measured", "bytes")
 _INTERRUPTED = Key("interrupted", bool, "whether a signal ended the command")
 _SECONDS = Key("seconds", float, "duration", "s")
+_PREDICTED = Key(
+    "predicted_seconds", float, "duration of training and validation, predicted before the first step", "s",
+    "on the CPU of one process, from 5 s",
+)  # fmt: skip
 
 # ---- fit and predict ------------------------------------------------------------------------------------------------
 
@@ -130,6 +134,7 @@ FIT = Document(
             Key("seed", int, "random seed"),
             Key("ranks", int, "processes"),
             Key("seconds", float, "of training and validation", "s"),
+            _PREDICTED,
             Key("rows_per_second", int | None, "rows trained on", "1/s"),
             Key("parameters", int, "numbers in the network's parameters"),
             _PEAK,
@@ -222,6 +227,7 @@ FINETUNE = Document(
             Key("micro_batch_size", int, "rows computed at a time"),
             Key("epochs", int, "whole epochs done"),
             Key("seconds", float, "of training and validation", "s"),
+            _PREDICTED,
             Key("tokens", int, "tokens trained on"),
             Key("tokens_per_second", Number, "of training", "1/s"),
             Key("planned_bytes", int, "the arena and the scratch of all threads", "bytes"),
@@ -278,6 +284,7 @@ EVALUATE = Document(
         Key("rows", int, "windows measured"),
         Key("context", int, "tokens per window"),
         _SECONDS,
+        Key("predicted_seconds", float, "predicted duration", "s", "on the CPU, from 5 s"),
         Key("tokens_per_second", float, "of the windows", "1/s"),
         _PEAK,
         _INTERRUPTED,
@@ -312,6 +319,14 @@ PLAN = Document(
         Key("peak_bytes", int, "planned peak of resident memory of the process", "bytes"),
         Key("planned_bytes", int, "the arena and the scratch of all threads", "bytes"),
         Key("fits", bool, "whether `needed_bytes` are available"),
+        Key("step_seconds", float, "predicted duration of an optimiser step", "s", "on the CPU of one process"),
+        Key(
+            "predicted_seconds",
+            float,
+            "predicted duration of training and validation",
+            "s",
+            "on the CPU of one process, with DATA",
+        ),
         *_ON_DEVICE,
     ),
 )

@@ -103,8 +103,8 @@ def evaluate(
     code = 0
     try:
         measured = measure(
-            loaded, rows, adapter, batch_size=batch_size, on_progress=shown.show, precision=precision, device=device,
-            gpu_layers=layers, gpu_memory=gpu_memory, threads=threads,
+            loaded, rows, adapter, batch_size=batch_size, on_progress=shown.show, on_predicted=shown.predict,
+            precision=precision, device=device, gpu_layers=layers, gpu_memory=gpu_memory, threads=threads,
         )  # fmt: skip
     except KeyboardInterrupt as stopped:
         if shown.so_far is None:
@@ -114,6 +114,8 @@ def evaluate(
         warn(f"interrupted after {measured.rows:,} of {len(rows.tokens):,} rows")
     _check_defined(measured, loaded.config.vocab_size)
     result = {"model": model, "data": data, "lora": lora, **_numbers(measured, rows, layers, code != 0)}
+    if shown.predicted is not None:
+        result["predicted_seconds"] = round(shown.predicted, 1)
     if layers is not None:
         print_report(shown_layers(measured.layers))
     columns(
@@ -166,6 +168,13 @@ class _ScoreDisplay:
     def __init__(self) -> None:
         self.line, self.began = ProgressLine(), time.perf_counter()
         self.so_far: Perplexity | None = None
+        self.predicted: float | None = None  # seconds
+
+    def predict(self, seconds: float) -> None:
+        from ..train.duration import approximate
+
+        self.predicted = seconds
+        print_report(f"about {approximate(seconds)}")
 
     def show(self, done: int, rows: int, so_far: Perplexity) -> None:
         from ..train.display import duration

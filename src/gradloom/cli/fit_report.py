@@ -195,6 +195,7 @@ def measure(job: FitJob, seconds: float) -> dict[str, Any]:
         "ranks": 1 if job.ranks is None else job.ranks.size,
         "seconds": round(seconds, 3),
         "rows_per_second": round(loop.rows / loop.training_seconds) if loop and loop.training_seconds else None,
+        **({"predicted_seconds": round(loop.predicted.seconds, 1)} if loop and loop.predicted else {}),
         "parameters": job.net.parameter_count(),
         "peak_bytes": resident_peak(),
         "notes": table.notes,

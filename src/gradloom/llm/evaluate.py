@@ -24,6 +24,7 @@ from ..graph.value import Value
 from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .data_files import test_file
+from .duration import evaluation_seconds
 from .gpu_layers import GpuLayers, at, check_layers, layers_for, placed_options
 from .model import model_of
 from .not_finite import not_finite
@@ -65,6 +66,7 @@ def evaluate(
     batch_size: int | None = None,
     data_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int, Perplexity], None] | None = None,
+    on_predicted: Callable[[float], None] | None = None,
     gpu_layers: int | str | None = None,
     gpu_memory: int | str | None = None,
     **options: Any,
@@ -75,7 +77,8 @@ def evaluate(
     weights, also of method="full", are in the adapter of finetune's run. data: a path (.txt, .jsonl, .json, or a folder
     with test.jsonl), a list of dicts, TokenData, or the result of read_rows (context and data_options do not apply to
     these two). batch_size: in rows, by default about 512 tokens. on_progress: called with (rows done, rows, result so
-    far). gpu_layers, gpu_memory: as in generate. options: for gl.compile (threads=, ...).
+    far). on_predicted: called with the predicted seconds of an evaluation of 5 s and more on the CPU, before it begins.
+    gpu_layers, gpu_memory: as in generate. options: for gl.compile (threads=, ...).
     Raises DataError for data without a token that counts; NonFiniteError for a loss that is not finite, naming the
     first tensor or operation that is not.
     """
@@ -107,6 +110,10 @@ def evaluate(
         "evaluate", model.config.layers, gpu_layers, gpu_memory, options, lambda some: [compiled(some, options)[1].plan]
     )
     value, run = compiled(layers, options)
+    if on_predicted is not None:
+        seconds = evaluation_seconds(run.plan, -(-rows // size), options)
+        if seconds is not None:
+            on_predicted(seconds)
     began = time.perf_counter()
     count, total, squares = 0, 0.0, 0.0
     measured = _perplexity(0, 0.0, 0.0, 0, 0.0, layers)

@@ -362,6 +362,7 @@ class Run(Tuning):
         }
         train, val = (loop.latest, None) if loop.kept is None else (loop.kept.train, loop.kept.val)
         numbers |= {} if loop.kept is None else {"saved_epoch": loop.kept.epoch}
+        numbers |= {} if loop.predicted is None else {"predicted_seconds": round(loop.predicted.seconds, 1)}
         for name, result in (("train_loss", train), ("val_loss", val), ("val_loss_before", self.before)):
             if result is not None and result.batches:
                 numbers |= {name: result.loss, f"{name}_unc": result.loss_unc}

@@ -28,8 +28,10 @@ from ..parallel.agree import is_root
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes, computing, device_bytes, device_of, is_device
+from ..train.duration import Duration, approximate
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
+from .duration import duration_of
 from .gpu_layers import PLANNED, GpuLayers, check_layers, layers_for
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, model_of
@@ -48,7 +50,7 @@ STEP_BYTES = 5 << 10  # of memory for each instruction of a compiled step: its n
 TOKENIZER_BYTES = 12 << 20  # of a tokenizer with the words that it remembers; measured
 TOKEN_BYTES = 480  # more of them, for each of its tokens; measured
 
-APART = ("on_device", "layers", "transfers", "transferred")  # reported by device_report
+APART = ("on_device", "layers", "transfers", "transferred", "duration")  # reported by other functions
 PLAIN = ("threads", "steps", "device")  # no numbers of bytes
 ON_DEVICE = {
     "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
@@ -86,6 +88,8 @@ class MemoryPlan:
                    where they compute in this process's memory
     layers         which blocks are there, the others on the CPU; transfers, transferred: values, and bytes, that cross
                    between the two in the step that moves most
+    duration       predicted; None where it is not: on a GPU, with ranks, if the memory does not fit. Without data only
+                   its `step` is meaningful
     """
 
     weights: int
@@ -109,6 +113,7 @@ class MemoryPlan:
     layers: GpuLayers | None = None
     transfers: int = 0
     transferred: int = 0
+    duration: Duration | None = field(default=None, compare=False)  # of this machine
 
     @property
     def is_split(self) -> bool:
@@ -194,6 +199,10 @@ class MemoryPlan:
         ]
         if self.available is not None:
             rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
+        if self.duration is not None:
+            rows.append(("time of a step", f"about {approximate(self.duration.step)}"))
+            if self.reading:
+                rows.append(("time", str(self.duration)))
         return rows
 
     def _reading(self) -> str:
@@ -208,7 +217,14 @@ class MemoryPlan:
             "planned_bytes": self.planned,
             "fits": self.fits,
         }
-        return numbers | device_report(self)
+        return numbers | device_report(self) | self._times()
+
+    def _times(self) -> dict[str, float]:
+        """Predicted seconds."""
+        if self.duration is None:
+            return {}
+        total = {"predicted_seconds": self.duration.seconds} if self.reading else {}
+        return {"step_seconds": self.duration.step} | total
 
 
 def device_report(plan: MemoryPlan) -> dict[str, Any]:
@@ -240,7 +256,7 @@ def plan(
     unless val_split=0, on rows that do not fill their last batches; finetune holds all rows of its data, about 12 bytes
     a token more, and its peak can be that of reading the data. model, adapter: objects, or the paths of their files.
     device: where the steps would run, "cpu", "gpu", "gpu:1"; for a GPU the bytes of all buffers there, none of which is
-    made.
+    made. duration: on the CPU of one process, by speeds of this machine, which are measured in about 0.1 s.
     Raises SettingError for settings that finetune refuses, BackendError where there is no such device.
     """
     base, there = base_bytes(), memory.memory()
@@ -270,8 +286,10 @@ def plan(
     has_text = data is None or "tokenizer" in vars(model)
     reading = 0 if data is None else memory.resident_peak()
     job = within("plan", job, use.memory, has_text, base, reading)
-    found = memory_of(planned(job), has_text, there)
-    return replace(found, layers=job.layers, base=base, reading=reading)
+    tuning, source = planned(job)
+    found = memory_of(tuning, has_text, there)
+    duration = duration_of(tuning, source) if found.fits else None
+    return replace(found, layers=job.layers, base=base, reading=reading, duration=duration)
 
 
 def base_bytes() -> int:
@@ -303,8 +321,8 @@ def sizes_of(rows: Rows, eval_rows: int | None) -> tuple[int, int, int, int]:
     return len(rows.train), min(len(rows.val), most), len(rows.train) + len(rows.val), int(rows.tokens.shape[1])
 
 
-def planned(job: TuningJob) -> Tuning:
-    """Its steps, compiled for devices that are only planned for."""
+def planned(job: TuningJob) -> tuple[Tuning, PlannedSource]:
+    """Its steps, compiled for devices that are only planned for, and their source."""
     settings = copy.copy(job.settings)  # the optimiser that is given begins with the run
     object.__setattr__(settings, "optimizer", copy.copy(job.settings.optimizer))
     options = dict(job.options)
@@ -314,8 +332,9 @@ def planned(job: TuningJob) -> Tuning:
     several = tuple(PLANNED + name for name in options.get("devices", ()))
     options |= {"devices": several} if several else {"backend": PLANNED + options.get("backend", "cpu")}
     tuning = Tuning(replace(job, settings=settings, options=options, layers=job.layers and job.layers.planned()))
-    tuning.compile(PlannedSource(job.all_rows, (2, job.context), (job.context,)))
-    return tuning
+    source = PlannedSource(job.all_rows, (2, job.context), (job.context,))
+    tuning.compile(source)
+    return tuning, source
 
 
 def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: int | str | None) -> TuningJob:
@@ -324,7 +343,7 @@ def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: i
     trains_head = job.model.tied and isinstance(job.adapter, TrainedTensors)
     layers, options = layers_for(
         who, job.model.config.layers, gpu_layers, gpu_memory, job.options,
-        lambda some: planned(replace(job, layers=some)).plans,
+        lambda some: planned(replace(job, layers=some))[0].plans,
         head=not trains_head, warn=is_root(job.ranks),
     )  # fmt: skip
     return replace(job, layers=layers, options=options)
@@ -363,7 +382,7 @@ def _in_arena(job: TuningJob, most: int, has_text: bool, base: int, reading: int
     """(the job with programs that leave the process at most so many bytes; the bytes that it then has), or (None, about
     the least bytes that it can have)."""
     while True:
-        found = memory_of(planned(job), has_text)
+        found = memory_of(planned(job)[0], has_text)
         base = max(base, _after_planning())
         total = max(base + found.need, reading)
         total += max(RESERVE_BYTES, int(RESERVE_SHARE * (total - base)))

@@ -105,6 +105,10 @@ class Samples(Subscriber):
     def ends(self) -> tuple[int, ...]:
         return () if self._sampler is None else (self._every,)
 
+    @property
+    def apart(self) -> tuple[str, ...]:
+        return () if self._sampler is None else ("sampled texts",)
+
     def begin(self, loop: Any) -> None:
         self._loop = loop
 

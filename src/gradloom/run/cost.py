@@ -59,6 +59,7 @@ SHARES = {
 }  # fmt: skip
 MATRIX = {"matmul", "matmul_act", "matmul_relu_back"}
 ATTENTION = {"attention", "attention_back"}  # with bf16 operands nearly as fast as with f32
+DECODE_FLOPS = 28  # of a number of a quantised operand
 TILE = (4, 16, 16)  # rows, terms and columns whose time each product spends on the edges of its tiles
 
 
@@ -84,7 +85,8 @@ def node_seconds(node: Node, rates: Rates, parts: Sequence[int] | None = None) -
     near = min(moved, rates.cache_bytes)
     seconds = near / rates.cached + (moved - near) / rates.memory
     if op.name in SHARES:
-        seconds = max(seconds, flops / (_unit(node, rates) * SHARES[op.name] * _filled(node, flops)))
+        flops += DECODE_FLOPS * sum(v.size for v in node.inputs if v is not None and v.dtype.is_quantised)
+        seconds = max(seconds, flops / (_unit(node, rates) * SHARES[op.name] * _filled(node)))
     alone = seconds * rates.threads
     if parts is None:
         parts = (rates.threads if alone > PART_SECONDS else 1,)
@@ -106,7 +108,7 @@ def _unit(node: Node, rates: Rates) -> float:
     return rates.product_bf16 if first is not None and first.dtype.name == "bf16" else rates.product
 
 
-def _filled(node: Node, flops: float) -> float:
+def _filled(node: Node) -> float:
     """The share of a product's time that is not spent on the edges of its tiles."""
     if node.op.name in MATRIX:
         (x, y), z = node.inputs[:2], node.outputs[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..graph.leaves import stored_value
 from ..graph.opspec import REGISTRY
 from ..graph.stored import Stored
 from ..graph.value import Value
+from ..plan.plan import Plan
 from .compile import compile as compile_program
 from .cost import Rates, node_cost
 from .cpu_backend import _core
@@ -52,6 +53,21 @@ def measured_rates(threads: int, isa: str | None = None, is_bf16: bool = False, 
         memory=_bytes_per_second("neg", 1, far, threads, isa),
         cache_bytes=(_core.processor()[-1] or L2_BYTES) * threads,
     )
+
+
+def rates_for(plans: Sequence[Plan], isa: str | None, seconds: Callable[[Rates], float], least: float) -> Rates | None:
+    """Measured rates for these programs, of one number of threads; None where seconds(rates), the duration of a run of
+    them, is below `least`. Nothing is measured where slow rates suffice to see that.
+
+    isa: the instruction set, by default the best.
+    """
+    threads = plans[0].threads
+    if seconds(slow_rates(threads)) < least:
+        return None
+    is_bf16 = any(value.dtype is bf16 for plan in plans for node in plan.order.steps for value in node.outputs)
+    is_large = max(plan.peak_bytes + plan.stored_bytes for plan in plans) >= LARGE
+    rates = measured_rates(threads, isa, is_bf16, is_large)
+    return rates if seconds(rates) >= least else None
 
 
 def _product(threads: int, isa: str | None, kind: np.dtype) -> float:

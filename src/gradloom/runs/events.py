@@ -43,6 +43,7 @@ class Subscriber(Contribution):
         begin(loop)                   nothing is compiled yet
         running()                     a context, from here to `finish` or to the error
         restore()                     the trainer is claimed and in training mode: a saved state is loaded here
+        on_predicted(duration)        the predicted duration of a long run
         on_before(result)             validation before the first step
         start()                       the first pass of this call of Loop.run
           begin_pass(...)             a pass begins, or is resumed inside
@@ -74,6 +75,11 @@ class Subscriber(Contribution):
         """A segment ends at multiples of these, in optimiser steps of the loop."""
         return ()
 
+    @property
+    def apart(self) -> Sequence[str]:
+        """Work of this subscriber whose duration is not predicted."""
+        return ()
+
     def every_batch(self, training: bool) -> bool:
         """Whether on_progress is required after each micro-batch of training, or of validation."""
         return False
@@ -83,6 +89,7 @@ class Subscriber(Contribution):
 
     def begin(self, loop: Any) -> None: ...
     def restore(self) -> None: ...
+    def on_predicted(self, duration: Any) -> None: ...
     def on_before(self, result: Any) -> None: ...
     def start(self) -> None: ...
     def begin_pass(self, source: Any, open_pass: Any) -> None: ...

@@ -125,6 +125,10 @@ class Saver(Subscriber):
     def ends(self) -> tuple[int, ...]:
         return () if self.every.steps is None else (self.every.steps,)
 
+    @property
+    def apart(self) -> tuple[str, ...]:
+        return ("checkpoints",)
+
     def begin(self, loop: Resumable) -> None:
         self._loop = loop
 

@@ -57,6 +57,10 @@ class RowRange:
         return [self.part(a, b) for a, b in cuts]
 
     @property
+    def batch_count(self) -> int:
+        return -(-self.count // self.batch_size)
+
+    @property
     def micro_batches(self) -> int:
         return -(-self.count // self.micro_size)
 

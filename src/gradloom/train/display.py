@@ -145,6 +145,9 @@ class _Display(Subscriber, ABC):
     def begin(self, loop: Any) -> None:
         self._loop = loop
 
+    def on_predicted(self, duration: Any) -> None:
+        self.print_line(str(duration))
+
     def on_before(self, result: Any) -> None:
         spread = "" if math.isnan(result.loss_unc) else f" +- {result.loss_unc:.2g}"
         self.print_line(f"before training: validation loss {result.loss:.4f}{spread}")

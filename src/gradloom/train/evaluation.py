@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from ..data.dataset import Dataset, generator
 from ..runs.state import shown
 from .batches import CompiledBatch
 from .callbacks import Callback
+from .duration import Work, work
 from .epoch import Listener, run_part
 from .metrics import Measures
 from .result import MAIN, Evaluation, Result
@@ -115,6 +117,27 @@ class Evaluator:
         """Of the further data sets."""
         sources = [self.trainer.source(one.data) for one in self._sets.values() if one.order is not None]
         return [array for source in sources for array in source.arrays]
+
+    def count(self, first: int, last: int, per_epoch: int) -> int:
+        """How many evaluations of all sets steps first + 1 to `last` of a run of `last` steps have, in epochs of
+        `per_epoch` steps."""
+        begun, ended = first // per_epoch, -(-last // per_epoch)
+        at_ends = ended // self._epochs - begun // self._epochs + (ended % self._epochs > 0)
+        if self.steps is None:
+            return at_ends
+        both = math.lcm(self.steps, per_epoch)
+        inside = last // self.steps - first // self.steps - (last // both - first // both)
+        return at_ends + inside - (last % self.steps == 0 and last % per_epoch > 0)
+
+    def work(self, micro_batch_size: int) -> list[Work]:
+        """The programs of an evaluation of each set, which are compiled."""
+        return [
+            work(
+                self.trainer, self.trainer.source(one.data), one.first, one.last, micro_batch_size, micro_batch_size,
+                backward=False, measures=self.measures,
+            )
+            for one in self._sets.values()
+        ]  # fmt: skip
 
     def due(self, steps: int) -> bool:
         """An evaluation inside of an epoch is due after `steps` steps."""

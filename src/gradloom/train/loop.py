@@ -22,6 +22,7 @@ from .evaluation import Evaluator
 from .identity import identity_of
 from .loop_state import LoopState
 from .metrics import Measures, Metrics, checked_metrics
+from .prediction import duration_of
 from .result import EpochResult, Evaluation, Result
 from .source import RowSource
 from .stopping import monitored, restored
@@ -139,6 +140,7 @@ class Loop(LoopState):
                 stack.enter_context(context)
             stack.enter_context(trainer.training())
             self._announce("restore")
+            self._predict()
             if self.validates_first and not self.passes and self.evaluator and self.before is None:
                 self._validate_first(source)
             self._announce("start")
@@ -153,6 +155,14 @@ class Loop(LoopState):
         self._emit_to_all("end", self.history)
         self.restored = restored(self.callbacks, trainer.driver.ranks)
         self.history.kept = self.kept
+
+    def _predict(self) -> None:
+        """Emit the predicted duration of the run, if it is long."""
+        self.predicted = None
+        with contextlib.suppress(Exception):  # of compilation: raised again where the first step is compiled
+            self.predicted = duration_of(self, self.validates_first)
+        if self.predicted is not None:
+            self._announce("on_predicted", self.predicted)
 
     def _validate_first(self, source: RowSource) -> None:
         source.order.write(self.order(self._first_pass + 1))

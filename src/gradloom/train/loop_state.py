@@ -16,6 +16,7 @@ from ..runs.records import packed, unpacked
 from ..runs.schemas import CALLBACKS, LOOP, TIMES
 from ..runs.state import check_equal, register_draws
 from .callbacks import Callbacks
+from .duration import Duration
 from .epoch import Pass
 from .evaluation import Evaluator
 from .history import History
@@ -30,6 +31,7 @@ class LoopState:
 
     history   an EpochResult for each pass; before: validation before the first step; latest: Result of the last pass
     steps     optimiser steps, skipped ones included, of steps_total; rows: trained on; passes: begun
+    predicted duration of the steps that this call of `run` began with; None: short or not predicted
     stopped   by StopTraining; restored: epoch and step of the weights that EarlyStopping restored
     """
 
@@ -48,6 +50,7 @@ class LoopState:
         self.latest = Result()
         self.steps = self.rows = self.passes = 0
         self.training_seconds = 0.0
+        self.predicted: Duration | None = None
         self.stopped = False
         self.restored: tuple[int, int | None] | None = None
         self._first_pass = self._loaded_epochs = 0  # passes of an optimiser's own state; epochs of a state to load
