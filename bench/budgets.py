@@ -4,7 +4,7 @@ trained bytes those of the run without one?
     python bench/budgets.py [--runs 20] [--seed 0]
 
 Each run is a process of its own: a random model (type, width, layers), method, context, batch, precision, checkpoints
-and sampled texts, first without a budget, then with `memory` drawn between the least that is accepted and the first peak.
+and sampled texts, first without a budget, then with `memory` between the least that is accepted and the first peak.
 Prints a line per run; exit code 1 where a peak exceeds its budget or bytes differ.
 """
 
@@ -82,7 +82,7 @@ def main() -> int:
                 kept = False
                 continue
             low = float(least[1]) * (1024 if least[2] == "GiB" else 1) * MIB
-            budget = int(rng.uniform(min(1.02 * low, whole["peak"]), whole["peak"]))
+            budget = int(rng.uniform(1.02 * low, max(1.02 * low, whole["peak"])))
             got = run(folder, options, budget)
             holds = "error" not in got and got["peak"] <= budget and got["digest"] == whole["digest"]
             kept = kept and holds

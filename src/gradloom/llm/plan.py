@@ -352,8 +352,8 @@ def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: i
 def within(who: str, job: TuningJob, limit: int | str | None, has_text: bool, base: int, reading: int) -> TuningJob:
     """The same with programs so small that the process stays below `limit` bytes; "auto": those available now.
 
-    Recomputation comes first, which changes no bit; then, unless micro_batch_size is given or belongs to a resumed run, a
-    smaller micro-batch. SettingError, before anything is allocated, where that does not suffice."""
+    Recomputation comes first, which changes no bit; then, unless micro_batch_size is given or belongs to a resumed run,
+    a smaller micro-batch. SettingError, before anything is allocated, where that does not suffice."""
     if limit is None:
         return job
     places = job.options.get("devices", (job.options.get("backend", "cpu"),))
@@ -384,13 +384,11 @@ def _in_arena(job: TuningJob, most: int, has_text: bool, base: int, reading: int
     while True:
         found = memory_of(planned(job)[0], has_text)
         base = max(base, _after_planning())
-        total = max(base + found.need, reading)
+        total = max(base + found.need + found.trained + found.state, reading)  # with the copies of a checkpoint
         total += max(RESERVE_BYTES, int(RESERVE_SHARE * (total - base)))
-        arena = found.planned - (total - most)
         if total <= most:
             return job, total
-        if arena <= 0:
-            return None, total
+        arena = max(found.planned - (total - most), 1)
         try:
             planned(job := replace(job, arena=arena))
         except BudgetError as error:

@@ -244,18 +244,17 @@ def _written(node: Node, read: Collection[Value]) -> int:
 
 def choose(lives: Lives, target: int) -> bool:
     """Clone nodes until no step has more than `target` bytes alive, at little time; whether that was possible. Small
-    programs take the best of several orders, large ones the first with which it is possible."""
+    programs take the best of several orders."""
     found: list[tuple[float, Order]] = []
-    for order in ORDERS:
+    orders = ORDERS if len(lives.lives) <= SMALL else ORDERS[:1]
+    for order in orders:
         if _clone_until(lives, target, order):
             _take_back(lives, target)
             found.append((lives.cost, order))
-            if len(lives.lives) > SMALL:
-                return True
     if not found:
         return False
     best = min(found, key=lambda one: one[0])[1]
-    if best is not ORDERS[-1] or len(found) < len(ORDERS):
+    if len(orders) > 1:
         _clone_until(lives, target, best)
         _take_back(lives, target)
     return True
@@ -364,12 +363,14 @@ class Budget:
             return self.program, self.whole
         best: tuple[Program, Plan] | None = None
         low, high = 0, self.lives.most  # targets that are too small, and too large
-        target, plans = budget - self.more, 0
+        target, plans, more = budget - self.more, 0, max(1, budget // 64)
         while plans < PLANS and high - low > max(1, high // 256):
             if not low < target < high:
                 target = (low + high) // 2
             if not choose(self.lives, target):
-                low, target = target, target + target // 32
+                if best is None and self.smallest[1].peak_bytes > budget:
+                    return None
+                low, target, more = target, target + more, 2 * more
                 continue
             plans += 1
             made = self.made()

@@ -1,0 +1,80 @@
+"""memory=: a fine-tuning stays below its budget, with the bytes of a run without one, or is rejected at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gradloom as gl
+from examples.random_gguf import write_random
+from gradloom.base.errors import SettingError
+
+MIB = 1 << 20
+SHAPE = {"layers": 12, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 512, "vocab": 1024}
+OPTIONS = ("--steps", "2", "--batch-size", "8", "--context", "256", "--val-split", "0", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("budget")
+    write_random(made / "model.gguf", kind="q8_0", **SHAPE)
+    (made / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 600)
+    return made
+
+
+def finetune(folder: Path, out: str, *options: str) -> dict[str, Any]:
+    """A process of its own; {} and its last line of stderr where it fails."""
+    command = [sys.executable, "-m", "gradloom", "finetune", "model.gguf", "text.txt", *OPTIONS, "--out", out, *options]
+    done = subprocess.run([*command, "--json"], cwd=folder, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr.splitlines()[-1]}
+
+
+def test_a_run_stays_below_its_budget_with_the_same_bytes(folder: Path) -> None:
+    rows = ("--micro-batch-size", "8")
+    whole = finetune(folder, "whole.gguf", *rows)
+    least = finetune(folder, "none.gguf", *rows, "--memory", "64MiB")["error"]
+    assert "at least about" in least and not (folder / "none.gguf").exists()
+    budget = int(float(least.split("at least about ")[1].split(" MiB")[0]) * 1.2) * MIB
+    small = finetune(folder, "small.gguf", *rows, "--memory", str(budget))
+    assert "error" not in small, small
+    assert small["peak_bytes"] <= budget and small["planned_bytes"] < whole["planned_bytes"] / 2
+    assert (folder / "small.gguf").read_bytes() == (folder / "whole.gguf").read_bytes()
+
+
+def test_fewer_rows_at_once_where_that_is_needed(folder: Path) -> None:
+    def plan(**options: Any) -> Any:
+        return gl.llm.plan(folder / "model.gguf", context=256, batch_size=8, val_split=0, **options)
+
+    used = plan(micro_batch_size=1).total
+    with pytest.raises(SettingError, match="memory"):
+        plan(micro_batch_size=8, memory=used)
+    loaded = gl.llm.load(folder / "model.gguf")
+    run = gl.llm.Run(
+        loaded, folder / "text.txt", context=256, batch_size=8, val_split=0, memory=plan().total + 40 * MIB
+    )
+    assert run.micro_batch_size == 2  # of 512 tokens: the budget is more than enough
+
+
+@pytest.mark.parametrize("given", ["few", -1, 0, "0"])
+def test_budgets_that_are_no_bytes(folder: Path, given: object) -> None:
+    with pytest.raises(SettingError, match="memory"):
+        gl.llm.plan(folder / "model.gguf", memory=given)
+
+
+def test_auto_is_what_is_available(folder: Path) -> None:
+    assert gl.llm.plan(folder / "model.gguf", memory="auto").planned == gl.llm.plan(folder / "model.gguf").planned
+
+
+def test_a_budget_is_for_steps_on_the_cpu(folder: Path) -> None:
+    with pytest.raises(SettingError, match="requires device 'cpu'"):
+        gl.llm.plan(folder / "model.gguf", memory="1GiB", device="gpu")
+
+
+def test_functions_without_a_budget_of_the_process_refuse_it() -> None:
+    with pytest.raises(SettingError, match="memory is not an argument"):
+        gl.Trainer(gl.nn.Linear(2, 2), memory="1GiB")
