@@ -311,6 +311,8 @@ PLAN = Document(
         Key("lower_bound_bytes", int, "the most bytes of the arena alive at once", "bytes"),
         Key("unshared_bytes", int, "the arena without shared buffers", "bytes"),
         Key("steps", int, "instructions of the largest step"),
+        Key("recomputed_bytes", int, "values that the largest step computes again", "bytes"),
+        Key("recompute_overhead", float, "predicted share of its time"),
         Key("available_bytes", int | None, "available memory; null: unknown", "bytes"),
         Key("base_bytes", int, "resident memory before the run", "bytes"),
         Key("reading_bytes", int, "peak of reading the data; 0 without DATA", "bytes"),

@@ -36,7 +36,7 @@ from .saved_settings import Inputs, digest, saved
 
 if TYPE_CHECKING:
     from ..llm.finetune import Run
-    from ..llm.plan import MemoryPlan
+    from ..llm.memory_plan import MemoryPlan
     from ..parallel.communicator import Communicator
 
 
@@ -151,7 +151,7 @@ def _settings(run: Run, use: Any, inputs: Inputs) -> bytes:
 
 
 def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
-    from ..llm.plan import device_report
+    from ..llm.memory_plan import device_report
 
     before = resident_peak()
     with uninterrupted() as interruptible:

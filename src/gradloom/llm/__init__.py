@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from .finetune import Run, finetune
     from .generate import generate
     from .lora import LoRA, TrainedTensors
+    from .memory_plan import MemoryPlan
     from .merge import Merged, merge
     from .model import Model, load
     from .packing import TokenData, pack
-    from .plan import MemoryPlan, plan
+    from .plan import plan
     from .sample_texts import SampledText
     from .samples import Samples
     from .sampling import Sampling
@@ -66,7 +67,8 @@ _HOMES = {
     ".merge": "Merged merge",
     ".model": "Model load",
     ".packing": "TokenData pack",
-    ".plan": "MemoryPlan plan",
+    ".memory_plan": "MemoryPlan",
+    ".plan": "plan",
     ".sample_texts": "SampledText",
     ".samples": "Samples",
     ".sampling": "Sampling",

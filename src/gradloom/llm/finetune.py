@@ -45,8 +45,9 @@ from .data_files import data_files
 from .earlier_run import EarlierRun, about_adapter
 from .gpu_layers import check_layers
 from .lora import LoRA, TrainedTensors, files_of_adapter
+from .memory_plan import MemoryPlan
 from .model import Adapter, Model, model_of
-from .plan import MemoryPlan, base_bytes, check_trained, memory_of, placed, sizes_of, within
+from .plan import base_bytes, check_trained, memory_of, placed, sizes_of, within
 from .records import records_of
 from .rows import Rows, read_rows
 from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
@@ -159,8 +160,7 @@ class Run(Tuning):
                     loaded, trained, asked, *sizes_of(rows, use.eval_rows), ranks, exchange, self.saver, options
                 )
                 job = placed("finetune", job, use.gpu_layers, use.gpu_memory)
-                has_text = "tokenizer" in vars(loaded)
-                super().__init__(within("finetune", job, use.memory, has_text, self._base, self._reading))
+                super().__init__(within("finetune", job, use.memory, self._base, self._reading))
                 if self.earlier is not None:
                     self.earlier.load(self.trainer, loaded, trained)
                 both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context], for the Trainer

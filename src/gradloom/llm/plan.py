@@ -10,7 +10,7 @@ import copy
 import gc
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..base import memory
@@ -27,13 +27,13 @@ from ..graph.stored import Stored, addressable
 from ..parallel.agree import is_root
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
-from ..run.backend import DeviceBytes, computing, device_bytes, device_of, is_device
-from ..train.duration import Duration, approximate
+from ..run.backend import computing, device_bytes, device_of, is_device
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
 from .duration import duration_of
-from .gpu_layers import PLANNED, GpuLayers, check_layers, layers_for
+from .gpu_layers import PLANNED, check_layers, layers_for
 from .lora import LoRA, TrainedTensors
+from .memory_plan import FEWER_TRAINED, MemoryPlan
 from .model import Adapter, Model, model_of
 from .rows import CONTEXT, Rows, read_rows
 from .tuning import Settings, Tuning, TuningJob, split_arguments
@@ -50,193 +50,8 @@ STEP_BYTES = 5 << 10  # of memory for each instruction of a compiled step: its n
 TOKENIZER_BYTES = 12 << 20  # of a tokenizer with the words that it remembers; measured
 TOKEN_BYTES = 480  # more of them, for each of its tokens; measured
 
-APART = ("on_device", "layers", "transfers", "transferred", "duration")  # reported by other functions
-PLAIN = ("threads", "steps", "device")  # no numbers of bytes
-ON_DEVICE = {
-    "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
-    "outputs": "records", "copies": "gathered", "transfers": "staging",
-}  # fmt: skip
-RESERVE_BYTES, RESERVE_SHARE = (
-    16 << 20,
-    0.03,
-)  # of a budget, for the larger of which a run may exceed its plan; measured
-FEWER_TRAINED = "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Planned memory of a fine-tuning, in bytes.
-
-    weights        of the model, mapped from its file: memory that the system may reclaim, at the price of reading
-                   them again
-    copies         f32 copies of tensors of types that no kernel reads
-    trained        the adapter, or the tensors that train
-    state          the optimiser's moments
-    gradients      accumulators, where several micro-batches make a step, and what ranks exchange; else gradients lie
-                   in the arena
-    inputs         the rows of the data (of plan, one batch), constants and settings; the cache of sampled texts
-    arena          activations, gradients and workspace of the largest step, all of them in one block
-    scratch        of each thread; threads: how many; steps: instructions of the largest step
-    process        overhead: graphs, plans and bytecode of all steps, the scratch of all but the
-                   largest, the rest of huge pages, the tokenizer
-    lower_bound    the most bytes of the arena that are alive at once
-    unshared       the arena if no two buffers shared bytes
-    base           resident memory of the process before the run: Python, libraries, and data of the caller
-    reading        peak of resident memory of the process when the data has been read; 0 where no data is read
-    available      of this machine (or of the limit that the process lives under), or None where it is not known
-    device         where the steps run; on_device: the bytes of all buffers that they hold there, with the arena; None
-                   where they compute in this process's memory
-    layers         which blocks are there, the others on the CPU; transfers, transferred: values, and bytes, that cross
-                   between the two in the step that moves most
-    duration       predicted; None where it is not: on a GPU, with ranks, if the memory does not fit. Without data only
-                   its `step` is meaningful
-    """
-
-    weights: int
-    copies: int
-    trained: int
-    state: int
-    gradients: int
-    inputs: int
-    arena: int
-    scratch: int
-    threads: int
-    process: int
-    lower_bound: int
-    unshared: int
-    steps: int
-    available: int | None
-    base: int = field(default=0, compare=False)  # measured
-    reading: int = field(default=0, compare=False)
-    device: str = "cpu"
-    on_device: DeviceBytes | None = None
-    layers: GpuLayers | None = None
-    transfers: int = 0
-    transferred: int = 0
-    duration: Duration | None = field(default=None, compare=False)  # of this machine
-
-    @property
-    def is_split(self) -> bool:
-        """The steps run on a GPU and in this process."""
-        return self.transfers > 0
-
-    @property
-    def own(self) -> int:
-        """Bytes in memory here, without the mapped weights."""
-        parts = (self.copies, self.trained, self.state, self.gradients, self.inputs)
-        return sum(parts) + (self.planned if self.on_device is None or self.is_split else 0) + self.process
-
-    @property
-    def planned(self) -> int:
-        """The arena and the scratch of all threads: what a step is planned in."""
-        return self.arena + self.scratch * self.threads
-
-    @property
-    def need(self) -> int:
-        """The memory of the run on top of `base`, without the memory of a device."""
-        return self.weights + self.own
-
-    @property
-    def total(self) -> int:
-        """The planned peak of resident memory of this process: `base` + `need`, or `reading` if larger. Without data,
-        reading is not included."""
-        return max(self.base + self.need, self.reading)
-
-    @property
-    def fits(self) -> bool:
-        return self.available is None or self.need <= self.available
-
-    def check(self) -> None:
-        """SettingError when this machine has not the memory: before anything runs."""
-        if self.available is not None:
-            what = f"plan: {show_bytes(self.need)} of memory are needed"
-            need_memory(self.need, what, self.hint(), available=self.available)
-
-    def hint(self) -> str:
-        """What would need less, by what needs the most."""
-        training = self.trained + self.state + self.gradients
-        if training > self.arena or (self.available is not None and training > self.available):
-            return FEWER_TRAINED
-        if self.inputs > max(self.arena, self.weights):
-            return "need a smaller --batch-size or --context"
-        if self.arena > self.weights and self.on_device is None:
-            return "need a smaller --context or --micro-batch-size"
-        return "need a smaller model, or one of a smaller type, such as q8_0 or q4_0"
-
-    def lines(self) -> list[tuple[str, str]]:
-        """Lines to print: names and texts."""
-        shared = f"; lower bound {show_bytes(self.lower_bound)}, without sharing {show_bytes(self.unshared)}"
-        rows = [("weights", f"{show_bytes(self.weights)}, mapped from the file")]
-        if self.copies:
-            rows.append(("f32 copies", show_bytes(self.copies)))
-        rows += [("trained", show_bytes(self.trained)), ("optimiser state", show_bytes(self.state))]
-        if self.gradients:
-            rows.append(("gradient sums", show_bytes(self.gradients)))
-        rows += [
-            ("inputs", show_bytes(self.inputs)),
-            ("activations", show_bytes(self.arena) + shared),
-        ]
-        if self.on_device is None or self.is_split:
-            rows.append(("scratch", f"{show_bytes(self.scratch)} for each of {self.threads} threads"))
-        if self.layers is not None:
-            rows.append(("layers", str(self.layers)))
-        if self.is_split:
-            moved = f"{self.transfers} values, {show_bytes(self.transferred)} a step"
-            rows.append(("copied", f"{moved} between the CPU and {self.device}"))
-        if self.on_device is not None:
-            there = ", ".join(
-                f"{name} {show_bytes(getattr(self.on_device, field))}"
-                for name, field in ON_DEVICE.items()
-                if getattr(self.on_device, field)
-            )
-            rows.append((f"on {self.device}", f"{show_bytes(self.on_device.total)}: {there}"))
-            rows.append(("uploaded", f"{show_bytes(self.on_device.uploaded)} before the first step"))
-        rows += [
-            ("process", f"{show_bytes(self.process)}: graphs, bytecode, tokenizer, huge pages"),
-            ("needed" if self.on_device is None else "needed here", show_bytes(self.need)),
-            ("base", f"{show_bytes(self.base)}: Python and its libraries, held before the run"),
-            ("peak" if self.on_device is None else "peak here", show_bytes(self.total) + self._reading()),
-        ]
-        if self.available is not None:
-            rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
-        if self.duration is not None:
-            rows.append(("time of a step", f"about {approximate(self.duration.step)}"))
-            if self.reading:
-                rows.append(("time", str(self.duration)))
-        return rows
-
-    def _reading(self) -> str:
-        return ", while the data was read" if self.reading > self.base + self.need else ""
-
-    def report(self) -> dict[str, Any]:
-        """For --json: each number under <name>_bytes; if the steps run on a GPU, also the bytes there."""
-        numbers = {f"{k}_bytes" if k not in PLAIN else k: v for k, v in asdict(self).items() if k not in APART}
-        numbers |= {
-            "needed_bytes": self.need,
-            "peak_bytes": self.total,
-            "planned_bytes": self.planned,
-            "fits": self.fits,
-        }
-        return numbers | device_report(self) | self._times()
-
-    def _times(self) -> dict[str, float]:
-        """Predicted seconds."""
-        if self.duration is None:
-            return {}
-        total = {"predicted_seconds": self.duration.seconds} if self.reading else {}
-        return {"step_seconds": self.duration.step} | total
-
-
-def device_report(plan: MemoryPlan) -> dict[str, Any]:
-    """The entries of --json about a GPU's memory and layers; empty without a GPU."""
-    there, layers = plan.on_device, plan.layers
-    if there is None:
-        return {}
-    held = {f"{k}_bytes": v for k, v in asdict(there).items() if k != "uploaded"}
-    report = {"device_bytes": there.total, "uploaded_bytes": there.uploaded, "on_device": held}
-    if plan.is_split:
-        report |= {"transfers": plan.transfers, "transferred_bytes": plan.transferred}
-    return report if layers is None else report | {"gpu_layers": layers.count, "gpu_head": layers.head}
+# Of a budget, for the larger of which a run may exceed its plan; measured.
+RESERVE_BYTES, RESERVE_SHARE = 16 << 20, 0.03
 
 
 @takes(PlacingOptions, TuneOptions, RankOptions)
@@ -285,7 +100,7 @@ def plan(
     job = placed("plan", job, use.gpu_layers, use.gpu_memory)
     has_text = data is None or "tokenizer" in vars(model)
     reading = 0 if data is None else memory.resident_peak()
-    job = within("plan", job, use.memory, has_text, base, reading)
+    job = within("plan", job, use.memory, base, reading)
     tuning, source = planned(job)
     found = memory_of(tuning, has_text, there)
     duration = duration_of(tuning, source) if found.fits else None
@@ -349,7 +164,7 @@ def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: i
     return replace(job, layers=layers, options=options)
 
 
-def within(who: str, job: TuningJob, limit: int | str | None, has_text: bool, base: int, reading: int) -> TuningJob:
+def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading: int) -> TuningJob:
     """The same with programs so small that the process stays below `limit` bytes; "auto": those available now.
 
     Recomputation comes first, which changes no bit; then, unless micro_batch_size is given or belongs to a resumed run,
@@ -368,7 +183,7 @@ def within(who: str, job: TuningJob, limit: int | str | None, has_text: bool, ba
         most = base + int((1 - RESERVE_SHARE) * there.available)
     totals = []
     for tried in (job, *job.smaller()):
-        found, total = _in_arena(tried, most, has_text, base, reading)
+        found, total = _in_arena(tried, most, base, reading)
         totals.append(total)
         if found is not None:
             if tried is not job:
@@ -378,11 +193,11 @@ def within(who: str, job: TuningJob, limit: int | str | None, has_text: bool, ba
     raise SettingError(setting="memory", seen=show_bytes(most), need=need, place=who)
 
 
-def _in_arena(job: TuningJob, most: int, has_text: bool, base: int, reading: int) -> tuple[TuningJob | None, int]:
-    """(the job with programs that leave the process at most so many bytes; the bytes that it then has), or (None, about
+def _in_arena(job: TuningJob, most: int, base: int, reading: int) -> tuple[TuningJob | None, int]:
+    """(the job with programs that leave the process at most `most` bytes; the bytes that it then has), or (None, about
     the least bytes that it can have)."""
     while True:
-        found = memory_of(planned(job)[0], has_text)
+        found = memory_of(planned(job)[0], not reading or "tokenizer" in vars(job.model))
         base = max(base, _after_planning())
         total = max(base + found.need + found.trained + found.state, reading)  # with the copies of a checkpoint
         total += max(RESERVE_BYTES, int(RESERVE_SHARE * (total - base)))
@@ -446,6 +261,8 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
         unshared=largest.placement.unshared_bytes,
         steps=len(largest.order.steps),
         available=None if there is None else there.available,
+        recomputed=largest.recomputed.bytes,
+        recompute_overhead=round(largest.recomputed.overhead, 4),
         device=computing(device),
         on_device=held,
         layers=layers,

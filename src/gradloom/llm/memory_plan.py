@@ -1,0 +1,202 @@
+"""MemoryPlan: the planned memory of a fine-tuning, part by part, as text and for --json."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..base.memory import need_memory, show_bytes
+from ..run.backend import DeviceBytes
+from ..train.duration import Duration, approximate
+from .gpu_layers import GpuLayers
+
+APART = ("on_device", "layers", "transfers", "transferred", "duration")  # reported by other functions
+PLAIN = ("threads", "steps", "recompute_overhead", "device")  # no numbers of bytes
+ON_DEVICE = {
+    "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
+    "outputs": "records", "copies": "gathered", "transfers": "staging",
+}  # fmt: skip
+FEWER_TRAINED = "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Planned memory of a fine-tuning, in bytes.
+
+    weights        of the model, mapped from its file: memory that the system may reclaim, at the price of reading
+                   them again
+    copies         f32 copies of tensors of types that no kernel reads
+    trained        the adapter, or the tensors that train
+    state          the optimiser's moments
+    gradients      accumulators, where several micro-batches make a step, and what ranks exchange; else gradients lie
+                   in the arena
+    inputs         the rows of the data (of plan, one batch), constants and settings; the cache of sampled texts
+    arena          activations, gradients and workspace of the largest step, all of them in one block
+    scratch        of each thread; threads: how many; steps: instructions of the largest step
+    process        overhead: graphs, plans and bytecode of all steps, the scratch of all but the
+                   largest, the rest of huge pages, the tokenizer
+    lower_bound    the most bytes of the arena that are alive at once
+    unshared       the arena if no two buffers shared bytes
+    base           resident memory of the process before the run: Python, libraries, and data of the caller
+    reading        peak of resident memory of the process when the data has been read; 0 where no data is read
+    recomputed     bytes of the values that the largest step computes again; recompute_overhead: the predicted share of
+                   its time
+    available      of this machine (or of the limit that the process lives under), or None where it is not known
+    device         where the steps run; on_device: the bytes of all buffers that they hold there, with the arena; None
+                   where they compute in this process's memory
+    layers         which blocks are there, the others on the CPU; transfers, transferred: values, and bytes, that cross
+                   between the two in the step that moves most
+    duration       predicted; None where it is not: on a GPU, with ranks, if the memory does not fit. Without data only
+                   its `step` is meaningful
+    """
+
+    weights: int
+    copies: int
+    trained: int
+    state: int
+    gradients: int
+    inputs: int
+    arena: int
+    scratch: int
+    threads: int
+    process: int
+    lower_bound: int
+    unshared: int
+    steps: int
+    available: int | None
+    recomputed: int = 0
+    recompute_overhead: float = 0.0
+    base: int = field(default=0, compare=False)  # measured
+    reading: int = field(default=0, compare=False)
+    device: str = "cpu"
+    on_device: DeviceBytes | None = None
+    layers: GpuLayers | None = None
+    transfers: int = 0
+    transferred: int = 0
+    duration: Duration | None = field(default=None, compare=False)  # of this machine
+
+    @property
+    def is_split(self) -> bool:
+        """The steps run on a GPU and in this process."""
+        return self.transfers > 0
+
+    @property
+    def own(self) -> int:
+        """Bytes in memory here, without the mapped weights."""
+        parts = (self.copies, self.trained, self.state, self.gradients, self.inputs)
+        return sum(parts) + (self.planned if self.on_device is None or self.is_split else 0) + self.process
+
+    @property
+    def planned(self) -> int:
+        """The arena and the scratch of all threads, in which a step is planned."""
+        return self.arena + self.scratch * self.threads
+
+    @property
+    def need(self) -> int:
+        """The memory of the run on top of `base`, without the memory of a device."""
+        return self.weights + self.own
+
+    @property
+    def total(self) -> int:
+        """The planned peak of resident memory of this process: `base` + `need`, or `reading` if larger. Without data,
+        reading is not included."""
+        return max(self.base + self.need, self.reading)
+
+    @property
+    def fits(self) -> bool:
+        return self.available is None or self.need <= self.available
+
+    def check(self) -> None:
+        """SettingError when this machine has not the memory: before anything runs."""
+        if self.available is not None:
+            what = f"plan: {show_bytes(self.need)} of memory are needed"
+            need_memory(self.need, what, self.hint(), available=self.available)
+
+    def hint(self) -> str:
+        """What would need less, by what needs the most."""
+        training = self.trained + self.state + self.gradients
+        if training > self.arena or (self.available is not None and training > self.available):
+            return FEWER_TRAINED
+        if self.inputs > max(self.arena, self.weights):
+            return "need a smaller --batch-size or --context"
+        if self.arena > self.weights and self.on_device is None:
+            return "need a smaller --context or --micro-batch-size"
+        return "need a smaller model, or one of a smaller type, such as q8_0 or q4_0"
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Lines to print: names and texts."""
+        shared = f"; lower bound {show_bytes(self.lower_bound)}, without sharing {show_bytes(self.unshared)}"
+        rows = [("weights", f"{show_bytes(self.weights)}, mapped from the file")]
+        if self.copies:
+            rows.append(("f32 copies", show_bytes(self.copies)))
+        rows += [("trained", show_bytes(self.trained)), ("optimiser state", show_bytes(self.state))]
+        if self.gradients:
+            rows.append(("gradient sums", show_bytes(self.gradients)))
+        rows += [
+            ("inputs", show_bytes(self.inputs)),
+            ("activations", show_bytes(self.arena) + shared),
+        ]
+        if self.recomputed:
+            again = f"{show_bytes(self.recomputed)} of them, {self.recompute_overhead:+.1%} of the step's time"
+            rows.append(("computed again", again))
+        if self.on_device is None or self.is_split:
+            rows.append(("scratch", f"{show_bytes(self.scratch)} for each of {self.threads} threads"))
+        if self.layers is not None:
+            rows.append(("layers", str(self.layers)))
+        if self.is_split:
+            moved = f"{self.transfers} values, {show_bytes(self.transferred)} a step"
+            rows.append(("copied", f"{moved} between the CPU and {self.device}"))
+        if self.on_device is not None:
+            there = ", ".join(
+                f"{name} {show_bytes(getattr(self.on_device, field))}"
+                for name, field in ON_DEVICE.items()
+                if getattr(self.on_device, field)
+            )
+            rows.append((f"on {self.device}", f"{show_bytes(self.on_device.total)}: {there}"))
+            rows.append(("uploaded", f"{show_bytes(self.on_device.uploaded)} before the first step"))
+        rows += [
+            ("process", f"{show_bytes(self.process)}: graphs, bytecode, tokenizer, huge pages"),
+            ("needed" if self.on_device is None else "needed here", show_bytes(self.need)),
+            ("base", f"{show_bytes(self.base)}: Python and its libraries, held before the run"),
+            ("peak" if self.on_device is None else "peak here", show_bytes(self.total) + self._reading()),
+        ]
+        if self.available is not None:
+            rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
+        if self.duration is not None:
+            rows.append(("time of a step", f"about {approximate(self.duration.step)}"))
+            if self.reading:
+                rows.append(("time", str(self.duration)))
+        return rows
+
+    def _reading(self) -> str:
+        return ", while the data was read" if self.reading > self.base + self.need else ""
+
+    def report(self) -> dict[str, Any]:
+        """For --json: each number under <name>_bytes; if the steps run on a GPU, also the bytes there."""
+        numbers = {f"{k}_bytes" if k not in PLAIN else k: v for k, v in asdict(self).items() if k not in APART}
+        numbers |= {
+            "needed_bytes": self.need,
+            "peak_bytes": self.total,
+            "planned_bytes": self.planned,
+            "fits": self.fits,
+        }
+        return numbers | device_report(self) | self._times()
+
+    def _times(self) -> dict[str, float]:
+        """Predicted seconds."""
+        if self.duration is None:
+            return {}
+        total = {"predicted_seconds": self.duration.seconds} if self.reading else {}
+        return {"step_seconds": self.duration.step} | total
+
+
+def device_report(plan: MemoryPlan) -> dict[str, Any]:
+    """The entries of --json about a GPU's memory and layers; empty without a GPU."""
+    there, layers = plan.on_device, plan.layers
+    if there is None:
+        return {}
+    held = {f"{k}_bytes": v for k, v in asdict(there).items() if k != "uploaded"}
+    report = {"device_bytes": there.total, "uploaded_bytes": there.uploaded, "on_device": held}
+    if plan.is_split:
+        report |= {"transfers": plan.transfers, "transferred_bytes": plan.transferred}
+    return report if layers is None else report | {"gpu_layers": layers.count, "gpu_head": layers.head}
