@@ -180,6 +180,7 @@ def test_a_loop_goes_on_where_its_state_was_taken(step):
     states = {}
     saves = Segments([1], lambda loop: states.update({loop.steps: loop.trainer.train_state.collect()}))
     whole = dropping_loop(validates_first=True, subscribers=[saves])
+    whole.trainer.epoch = 3  # of an earlier training: the numbers of passes continue
     whole.run()
     other = dropping_loop(validates_first=True)
     source = other.trainer.source(other.data)
@@ -189,6 +190,7 @@ def test_a_loop_goes_on_where_its_state_was_taken(step):
     other.run()
     assert difference(outcome(whole), outcome(other)) is None
     assert [e.train.loss for e in whole.history] == [e.train.loss for e in other.history]
+    assert [e.epoch for e in other.history] == [4, 5, 6, 7]
     assert np.array_equal(whole.history[-1].train.predictions, other.history[-1].train.predictions)
     assert other.training_seconds > 0 and len(other.history) == len(whole.history) == 4
 
