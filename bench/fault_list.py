@@ -106,7 +106,7 @@ FAULTS = (
     Fault("graph/stored.py", "        self.version += 1\n", ""),
     # ---- plans and their proof ----
     Fault("plan/order.py", "death[base] = i", "death[base] = max(birth[base], i - 1)"),
-    Fault("plan/order.py", "        waits[update].update(guards)\n", ""),
+    Fault("plan/order.py", "(r for r in readers.get(target, ()) if r is not update)", "()"),
     Fault("plan/memory.py", "if not _allowed(node, out, i) or not exact", "if not exact"),
     Fault("plan/memory.py", "buffer.death == i and base not in used", "buffer.death == i"),
     Fault("plan/memory.py", "max(known.death, buffer.death)", "known.death"),

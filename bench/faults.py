@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -89,9 +90,9 @@ class Injected:
     def __enter__(self) -> Injected:
         self.path.write_text(self.path.read_text().replace(self.fault.old, self.fault.new))
         if self.is_native:
-            self.libraries = {p: p.with_suffix(".so.right") for p in PACKAGE.glob("_c*.so")}
-            for library, copy in self.libraries.items():
-                shutil.copy2(library, copy)
+            self.kept = Path(tempfile.mkdtemp())
+            for library in PACKAGE.glob("_c*.so"):
+                shutil.copy2(library, self.kept)
             build_type = [
                 "-DCMAKE_BUILD_TYPE=Release",
                 "-DGRADLOOM_INPLACE=ON",
@@ -111,8 +112,9 @@ class Injected:
     def __exit__(self, *_: Any) -> None:
         subprocess.run(["git", "checkout", "-q", "--", self.fault.path], cwd=ROOT, check=True)
         if self.is_native:
-            for library, copy in self.libraries.items():
-                os.replace(copy, library)
+            for library in self.kept.iterdir():
+                shutil.move(library, PACKAGE / library.name)
+            self.kept.rmdir()
 
 
 def _tests_of(fault: Fault, stage: str, jobs: str) -> Found:
