@@ -111,9 +111,7 @@ FAULTS = (
     Fault("plan/memory.py", "buffer.death == i and base not in used", "buffer.death == i"),
     Fault("plan/memory.py", "max(known.death, buffer.death)", "known.death"),
     Fault(
-        "plan/memory.py",
-        "            start = _in_piece(start, bytes_, piece)\n        others",
-        "            start = start\n        others",
+        "plan/memory.py", "                    start = _in_piece(start, bytes_, piece)\n", "                    pass\n"
     ),
     Fault(
         "plan/check.py",
