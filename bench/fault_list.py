@@ -123,7 +123,7 @@ FAULTS = (
     ),
     Fault("plan/check.py", "if read.start < end and start < read.end:", "if read.start < start and start < read.end:"),
     Fault("plan/layout.py", "value if dense and view_base(old) not in self.overwritten else", "value if dense else"),
-    Fault("plan/split.py", "after.append(next(reversed(part.late)))", "after.append(next(iter(part.late)))"),
+    Fault("plan/split.py", "made.append((at[base.node] + 1, 0, Send(k)))", "made.append((at[base.node], 0, Send(k)))"),
     Fault("transform/simplify.py", 'if name == "mul" and _is_one(x) and', "if _is_one(x) and"),
     Fault(
         "transform/fuse.py",
