@@ -1,5 +1,6 @@
-"""The short suite, `pytest --quick`: of the n cases of a test function the square root of n, further ones until each
-parameter value of many cases (an op, a type, an instruction set) is in one of them, and no test marked slow.
+"""The short suite, `pytest --quick`: of the n cases of a test function the square root of n, and further ones until each
+parameter value of many cases (an op, a type, an instruction set) is in one of them; all cases of tests marked cheap;
+no test marked slow.
 
 A function with many cases repeats one check over ops, types, instruction sets or inputs. Which of them are in the
 sample depends on their names alone: every machine and every worker draws the same ones. `run_tests.sh --full` runs all.
@@ -26,7 +27,7 @@ def sample(items: list[pytest.Item]) -> set[pytest.Item]:
         of_one.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
         left = {value for value, count in Counter(v for item in of_one for v in _values(item)).items() if count >= MANY}
         for i, item in enumerate(of_one):
-            if i < math.sqrt(len(of_one)) or left & _values(item):
+            if i < math.sqrt(len(of_one)) or left & _values(item) or item.get_closest_marker("cheap"):
                 kept.add(item)
                 left -= _values(item)
     return kept
