@@ -87,6 +87,14 @@ def test_a_file_trains_as_flags_do_and_flags_go_first(capsys, tmp_path):
     assert other != as_flags and other == trained(capsys, tmp_path / "d", data, *options, "--seed", 4)
 
 
+def test_an_error_names_the_place_of_the_setting_that_counts(capsys, tmp_path):
+    data, file = flowers(tmp_path / "t.csv"), write(tmp_path / "s.toml", 'metric = "accuracy"\n')
+    code, _, err = run(capsys, "fit", data, "--config", file, "--folds", 0)
+    assert code == 2 and "s.toml: metric" in err
+    code, _, err = run(capsys, "fit", data, "--config", file, "--folds", 0, "--metric", "log_loss")
+    assert code == 2 and "--metric" in err and "s.toml" not in err
+
+
 def test_a_file_for_finetune(capsys, tmp_path, language):  # noqa: F811
     model, text = language
     code, _, err = run(

@@ -57,6 +57,21 @@ def test_rows_from_stdin(capsys, monkeypatch, fitted, kind):
     assert code == 0 and answer["data"] == "-" and len(answer["predictions"]) == 40
 
 
+def test_the_accuracy_and_its_standard_error(capsys, fitted, tmp_path):
+    """Of rows with a target, some of them wrong: the mean of right and wrong, and the standard error of that mean."""
+    model, data = fitted["classes"]
+    lines = data.read_text().splitlines()
+    for i in (3, 8, 21):
+        lines[i] = lines[i].rpartition(",")[0] + (",no" if lines[i].endswith("yes") else ",yes")
+    lines[5] = lines[5].rpartition(",")[0] + ","  # counts in no score
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    found = json.loads(run(capsys, "predict", model, tmp_path / "t.csv", "--json")[1])
+    told = [line.rpartition(",")[2] for line in lines[1:]]
+    right = [a == b for a, b in zip(told, found["predictions"], strict=True) if a]
+    assert found["accuracy"] == np.mean(right) and 0 < np.mean(right) < 1 and found["rows_with_target"] == 39
+    assert found["accuracy_unc"] == pytest.approx(np.std(right, ddof=1) / np.sqrt(39))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -7,6 +7,8 @@ import pytest
 from gradloom import _core
 from tests.core.harness import NAMES, arg, isas, run
 
+pytestmark = pytest.mark.cheap
+
 rng = np.random.default_rng(0)
 INDEX = 2  # Stop::index
 

@@ -5,6 +5,8 @@ import pytest
 
 from tests.core.harness import isas, run
 
+pytestmark = pytest.mark.cheap
+
 rng = np.random.default_rng(0)
 EPS = 1e-5
 SHAPES = [

@@ -7,6 +7,8 @@ import pytest
 
 from tests.core.harness import isas, run
 
+pytestmark = pytest.mark.cheap
+
 rng = np.random.default_rng(0)
 FOLDS = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
 

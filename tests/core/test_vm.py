@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gradloom import _core
-from tests.core.harness import ARG, INSTRUCTION, arg, attr_words
+from tests.core.harness import ARG, CODES, INSTRUCTION, arg, attr_words
 
 ISA = _core.isas()[0]
 STOP = {name: i for i, name in enumerate(_core.STOP_NAMES)}
@@ -381,6 +381,16 @@ def test_check_finds_the_first_bad_output() -> None:
     done, stop, node, index, value = p.run(1, check=True)
     assert (done, stop, node, index) == (0, STOP["nonfinite"], 101, 0)
     assert np.isnan(np.array([value], np.int64).astype(np.uint32).view(np.float32)[0])
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("number", ["largest", np.inf, -np.inf, np.nan])
+def test_check_finds_bad_halves(kind: str, number: Any) -> None:
+    t = Tape()
+    t.memory[3] = {"f16": 65504.0, "bf16": 3.38e38}[kind] if number == "largest" else number
+    t.add("cast", [vec(1), vec(0, write=True, dtype=kind)], [CODES[kind]], sig=f"f32_{kind}")
+    done, stop, _, index, _ = t.program().run(1, check=True)
+    assert (done, stop, index) == ((1, 0, 0) if number == "largest" else (0, STOP["nonfinite"], 3))
 
 
 def test_check_finds_overwritten_guards() -> None:

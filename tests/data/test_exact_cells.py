@@ -1,6 +1,7 @@
 """What cells tell beyond their number: digits that float64 rounds, blanks that are kept, numbers in brackets."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,6 +103,19 @@ def test_numbers_in_brackets(tmp_path, text):
     table = read_table(write(tmp_path / "t.csv", "a,x,y", [text if i % 4 == 0 else i for i in range(ROWS)], X, SIGN))
     assert table.preprocess.columns[0].kind == "number"
     assert any("a: 15 numbers in brackets are negative, as accountants write them" in note for note in table.notes)
+
+
+def test_the_first_row_of_a_file_without_a_header_is_noted_as_the_others(tmp_path):
+    names = ("column 1", "column 2", "column 3")
+    columns = ["(3.50)" if i % 4 == 0 else i for i in range(ROWS)], ["NA" if i % 5 == 0 else v for i, v in enumerate(X)]
+    named = write(tmp_path / "named.csv", ",".join(names), *columns, SIGN)
+    plain = tmp_path / "plain.csv"
+    plain.write_text(Path(named).read_text().split("\n", 1)[1])
+    notes = [
+        [note for note in read_table(file, target=names[2]).notes if note.startswith(names[:2])]
+        for file in (named, plain)
+    ]
+    assert notes[0] == notes[1] and len(notes[0]) == 2, notes
 
 
 @pytest.mark.parametrize("text", ["()", "(-3)", "(3", "3)", "(a)", "((3))", "(inf)"])

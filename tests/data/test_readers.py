@@ -10,6 +10,7 @@ import pytest
 
 from gradloom.base.errors import DataError, FileError, GradloomError, SettingError
 from gradloom.data import Preprocess, read_features, read_table
+from gradloom.data.encoding.targets import hold_out
 from gradloom.data.idx import read_idx
 from gradloom.data.reading.cell_rules import CellRules
 from gradloom.data.reading.csv_file import read_csv
@@ -605,3 +606,11 @@ def test_idx_folders_that_lack_something(tmp_path):
     (folder / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(20, "u1")))
     with pytest.raises(DataError, match="a single class, '0', in all 50 training rows"):
         read_table(folder)
+
+
+def test_the_classes_with_the_largest_remainders_give_one_row_more():
+    """Of what is left after whole rows, the classes with the largest remainders give one more."""
+    ids = np.repeat([0, 1, 2], [7, 8, 25])
+    rows, held = hold_out(ids, 0.2, 0)
+    assert np.bincount(ids[held]).tolist() == [1, 2, 5]  # of 1.4, 1.6 and 5.0
+    assert np.array_equal(np.sort(np.concatenate([rows, held])), np.arange(40))

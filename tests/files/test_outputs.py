@@ -29,6 +29,7 @@ from gradloom.files import (
     together,
     write_gguf,
 )
+from gradloom.files.atomic import write_inside
 from tests import processes
 
 ENV = processes.environment()
@@ -74,6 +75,51 @@ def test_all_or_none(tmp_path):
             with atomic_write(tmp_path / name) as file:
                 file.write(b"3")
     assert [(tmp_path / name).read_text() for name in NAMES[:2]] == ["1"] * 2
+
+
+def write_one(folder, text, names=NAMES):
+    for name in names:
+        with atomic_write(Path(folder) / name) as file:
+            file.write(text.encode())
+
+
+def write_of_run(folder, text, names=NAMES):
+    for name in names:
+        write_inside(Path(folder) / name, text.encode())
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs the paths of open files")
+@pytest.mark.parametrize("kind", [write, write_one, write_of_run])
+def test_a_power_cut_loses_no_file_that_was_renamed(tmp_path, monkeypatch, kind):
+    """The bytes are synced before the file gets its name, the folder afterwards: and before the commit file goes."""
+    events = []
+
+    def path_of(name, folder=None):
+        return os.path.join(tmp_path if folder is None else os.readlink(f"/proc/self/fd/{folder}"), name)
+
+    def recorded(name, of):
+        call = getattr(os, name)
+
+        def record(*arguments, **options):
+            events.append((name, *of(*arguments, **options)))
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(os, name, record)
+
+    recorded("fsync", lambda handle: [os.readlink(f"/proc/self/fd/{handle}")])
+    recorded("replace", lambda old, new, src_dir_fd=None, dst_dir_fd=None: [path_of(old, src_dir_fd), path_of(new)])
+    recorded("unlink", lambda name, dir_fd=None: [path_of(name, dir_fd)])
+    kind(tmp_path, "new")
+    moves = [i for i, event in enumerate(events) if event[0] == "replace"]
+    assert len(moves) >= len(NAMES)
+    for i in moves:
+        assert ("fsync", events[i][1]) in events[:i], f"{events[i][2]} is moved before its bytes are synced"
+        assert ("fsync", str(tmp_path)) in events[i:], f"{events[i][2]} is moved, and its folder is not synced"
+    commit = ("unlink", str(tmp_path / ".gradloom.commit"))
+    if commit in events:
+        at = events.index(commit)
+        assert ("fsync", str(tmp_path)) in events[moves[-1] : at], "the commit file goes before the moves are synced"
+    assert (commit in events) == (kind is write)
 
 
 def test_links_and_other_folders(tmp_path):

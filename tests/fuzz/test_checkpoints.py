@@ -113,6 +113,19 @@ def test_numbers_that_no_run_goes_on_from(seeds, tmp_path, name, value):
     assert name.partition(".")[0] in refused(seed, tmp_path / "run", _renamed(seed.body), arrays)
 
 
+@pytest.mark.parametrize("count", [2**20, 2**44])
+def test_an_array_that_is_larger_than_its_file_takes_no_memory(seeds, tmp_path, count):
+    seed = seeds["plain"]
+    size = struct.unpack("<Q", seed.arrays[:8])[0]
+    head = json.loads(seed.arrays[8 : 8 + size])
+    last = max(head.values(), key=lambda one: one["data_offsets"][1])
+    begin = last["data_offsets"][0]
+    last |= {"dtype": "F32", "shape": [count], "data_offsets": [begin, begin + 4 * count]}
+    text = json.dumps(head).encode()
+    arrays = struct.pack("<Q", len(text)) + text + seed.arrays[8 + size :]
+    assert "leaves a gap or has no room" in refused(seed, tmp_path / "run", _renamed(seed.body), arrays)
+
+
 def test_what_is_hashed_is_what_is_read(seeds, tmp_path, monkeypatch):
     """A file of arrays that is exchanged while it is read: its bytes are those of the manifest, or it is refused."""
     seed, run = seeds["plain"], tmp_path / "run"

@@ -115,6 +115,26 @@ def test_like_numpy(name, build, want):
     assert np.allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+KINKS = [  # the documented gradient where finite differences have none: ties, and the ends of ranges
+    ("max", lambda x: ops.max(x, -1), [[3, 1, 3, 2], [1, 1, 1, 1]], [[0.5, 0, 0.5, 0], [0.25, 0.25, 0.25, 0.25]]),
+    ("min", lambda x: ops.min(x, 0), [[3, 1], [2, 1], [2, 4]], [[0, 0.5], [0.5, 0.5], [0.5, 0]]),
+    ("maximum", lambda x: ops.maximum(x, [2, 2, 2]), [1, 2, 3], [0, 0.5, 1]),
+    ("minimum", lambda x: ops.minimum([2, 2, 2], x), [1, 2, 3], [1, 0.5, 0]),
+    ("maximum of itself", lambda x: ops.maximum(x, x), [1, 2], [1, 1]),
+    ("abs", ops.abs, [-1, 0, 2], [-1, 0, 1]),
+    ("relu", ops.relu, [-1, 0, 2], [0, 0, 1]),
+    ("leaky_relu", lambda x: ops.leaky_relu(x, 0.5), [-1, 0, 2], [0.5, 0.5, 1]),
+    ("clamp", lambda x: ops.clamp(x, -1, 1), [-2, -1, 1, 2], [0, 1, 1, 0]),
+]
+
+
+@pytest.mark.parametrize("name,function,at,want", KINKS, ids=[k[0] for k in KINKS])
+def test_gradients_at_kinks(name, function, at, want):
+    x = c(np.array(at, np.float32))
+    (gradient,) = gradients(function(x), [x])
+    assert np.array_equal(value_of(gradient), want)
+
+
 INDICES = [
     0, -1, slice(None), slice(1, None), slice(None, None, 2), slice(-2, -1), None, ..., (0, 1), (0, 1, 2), (..., 0),
     (slice(None), None, 1), (None, ..., slice(0, 3, 2)), (1, ..., None), (slice(5, 9),), (slice(2, 1),), np.int64(1),

@@ -27,6 +27,8 @@ from gradloom.run.feeds import leaves
 from gradloom.run.numpy_backend import evaluate
 from tests.ops.cases import case_id, node_of, operand, rounds_inside, sampled_ops, samples_of
 
+pytestmark = pytest.mark.cheap
+
 MOST = 2500  # elements in all inputs together
 
 PICKERS = {"max", "min", "max_pool2d"}

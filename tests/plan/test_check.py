@@ -513,6 +513,33 @@ def test_illegal_in_place_is_refused_for_that_reason(name: str) -> None:
     assert seen or name in ("chain", "split"), "no case in which this is the first fault"
 
 
+def test_an_output_over_a_part_of_an_input_is_refused() -> None:
+    """An op that allows its output over an input allows it in the very place of it alone."""
+    plan = gl.compile(ops.relu(ops.sin(gl.input("a", (64,)))), fuse=False).plan
+    (out,) = plan.placement.inplace
+    assert out.node.op.name == "relu"
+    bytecode = _relocated(plan, {out}, 64)
+    bytecode.arena_bytes += 64
+    (place,) = plan.output_places
+    with pytest.raises(PlanError, match="relu.* writes y over its input x"):
+        prove(plan, bytecode, {plan.laid.program.outputs[0]: (place[0], place[1] + 64)})
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_workspace_over_an_input_is_refused(name: str) -> None:
+    plan, seen, refused = planned(name), 0, 0
+    for i, at, kind in operands(plan):
+        for step, other, of in operands(plan) if kind == "workspace" else ():
+            arg, length = plan.bytecode.args[other], int(plan.bytecode.args[at]["bytes"])
+            if step == i and of == "input" and arg["segment"] == ARENA and size_of(arg):
+                for offset in {int(arg["offset"]) // 64 * 64, max(int(arg["offset"]) // 64 * 64 + 64 - length, 0)}:
+                    if offset + length <= plan.bytecode.arena_bytes:
+                        bytecode = copied(plan.bytecode)
+                        bytecode.args[at]["offset"] = offset
+                        seen, refused = seen + 1, refused + ("lies on its input" in str(refusal(plan, bytecode)))
+    assert seen == refused and (seen or name in ("chain", "split", "optional")), f"{refused} of {seen}"
+
+
 def test_two_steps_of_a_program_share_nothing_but_storage() -> None:
     """A value of the step before is no value: reads before the first write are refused."""
     plan = planned("chain")

@@ -177,10 +177,13 @@ def test_a_view_of_a_value_keeps_it_from_being_overwritten() -> None:
         assert np.allclose(a[0], b[0], rtol=1e-5)
 
 
-def packed(sizes: list[int], births: list[int], deaths: list[int]) -> tuple[int, int]:
-    """(bytes taken, lower bound), having checked that nothing overlaps."""
+def packed(sizes: list[int], births: list[int], deaths: list[int], piece: int = 0) -> tuple[int, int]:
+    """(bytes taken, lower bound), having checked that nothing overlaps, or lies in two pieces where it fits in one."""
     bound = _most_alive(sizes, births, deaths, max(deaths, default=0))
-    offsets = _pack(sizes, births, deaths, bound, 0)
+    offsets = _pack(sizes, births, deaths, bound, piece)
+    for offset, size in zip(offsets, sizes, strict=True) if piece else ():
+        fits = size <= piece and offset // piece == max(offset, offset + size - 1) // piece
+        assert fits or (size > piece and offset % piece == 0), f"{size} bytes at {offset}, in pieces of {piece}"
     for i in range(len(sizes)):
         for j in range(i):
             if births[i] <= deaths[j] and births[j] <= deaths[i]:
@@ -202,8 +205,10 @@ def test_buffers_never_overlap(seed: int) -> None:
     n = int(rng.integers(1, 60))
     births = rng.integers(0, 40, n).tolist()
     deaths = [b + int(rng.integers(0, 12)) for b in births]
-    height, bound = packed((64 * rng.integers(0, 30, n)).tolist(), births, deaths)
+    sizes = (64 * rng.integers(0, 30, n)).tolist()
+    height, bound = packed(sizes, births, deaths)
     assert bound <= height <= 1.15 * bound
+    packed(sizes, births, deaths, piece=64 * int(rng.integers(1, 40)))
 
 
 @pytest.mark.parametrize("seed", range(40))

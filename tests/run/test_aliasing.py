@@ -69,6 +69,12 @@ def _attention_back(x: Value, g: Value) -> tuple[Value, ...]:
     return ops.attention_back(g.reshape(q.shape), q, k, v, ops.exp(y), lse, positions, scale=0.3)
 
 
+def _self_attention(x: Value) -> Value:
+    """One value at a position that y may overwrite, and at two that it may not."""
+    t = x.reshape(1, x.shape[0], 1, -1)
+    return ops.attention(t, t, t, _places(x)[None], scale=0.3)[0].reshape(x.shape)
+
+
 def _both(values: Any) -> Value:
     """All of them in one value."""
     return ops.concat([ops.reshape(v, (-1,)) for v in values])
@@ -106,6 +112,12 @@ BACKWARD = {
         "k q v",
     ),
     "softmax over x": (lambda x, g: ops.softmax(ops.sin(x), mask=g) * g, "softmax", "x"),
+    "attention of q that is k, over none": (lambda x, g: _self_attention(ops.sin(x)) * g, "attention", ""),
+    "cross entropy of labels that are logits, over none": (
+        lambda x, g: ops.loss.cross_entropy_sum(*[ops.softmax(x)] * 2)[2] * g,
+        "cross_entropy_sum",
+        "",
+    ),
 }
 
 

@@ -56,6 +56,22 @@ def test_a_run_tells_what_it_is(tmp_path):
     assert sorted(os.listdir(tmp_path / "a")) == ["checkpoints", "metrics.jsonl", "run.json"]
 
 
+def test_a_resumed_run_remembers_what_was_noted_before(tmp_path):
+    with RunFolder(tmp_path, "fit") as run:
+        run.checkpoints.save(3, {"x.value": np.zeros(1)}, {})
+        run.note(epoch=2, latest={"loss": 0.5}, best={"loss": 0.25, "epoch": 1})
+        run.note_other(["NumPy 2 before, 3 now"])
+        run.end("interrupted")
+    before = read_run(tmp_path)
+    with RunFolder(tmp_path, "fit", resume=True) as run:
+        run.checkpoints.save(4, {"x.value": np.ones(1)}, {})
+        run.end("interrupted")
+    after = read_run(tmp_path)
+    assert before is not None and before["best"] == {"loss": 0.25, "epoch": 1} and len(before["went_on"]) == 1
+    assert after is not None and before.keys() == after.keys() and (before["step"], after["step"]) == (3, 4)
+    assert {name for name in before if before[name] != after[name]} <= {"step", "ended"}
+
+
 @pytest.mark.parametrize(
     ("where", "line"),
     [

@@ -180,6 +180,7 @@ def test_a_loop_goes_on_where_its_state_was_taken(step):
     states = {}
     saves = Segments([1], lambda loop: states.update({loop.steps: loop.trainer.train_state.collect()}))
     whole = dropping_loop(validates_first=True, subscribers=[saves])
+    whole.trainer.epoch = 3  # of an earlier training: the numbers of passes continue
     whole.run()
     other = dropping_loop(validates_first=True)
     source = other.trainer.source(other.data)
@@ -189,8 +190,37 @@ def test_a_loop_goes_on_where_its_state_was_taken(step):
     other.run()
     assert difference(outcome(whole), outcome(other)) is None
     assert [e.train.loss for e in whole.history] == [e.train.loss for e in other.history]
+    assert [e.epoch for e in other.history] == [4, 5, 6, 7]
     assert np.array_equal(whole.history[-1].train.predictions, other.history[-1].train.predictions)
     assert other.training_seconds > 0 and len(other.history) == len(whole.history) == 4
+
+
+class AfterEvaluations(Subscriber):
+    """Keeps the state after each evaluation inside of a pass, by steps."""
+
+    def __init__(self):
+        self.states = {}
+
+    def begin(self, loop):
+        self.loop = loop
+
+    def between_steps(self, after):
+        if after == "evaluation":
+            self.states[self.loop.steps] = self.loop.trainer.train_state.collect()
+
+
+def test_an_evaluation_before_the_state_was_taken_is_not_made_again():
+    after = AfterEvaluations()
+    whole = dropping_loop(eval_every="3steps", subscribers=[after])
+    whole.run()
+    assert sorted(after.states) == [3, 6, 9, 12, 15, 18, 24]  # 21 is the end of a pass
+    other = dropping_loop(eval_every="3steps")
+    other.trainer.prepare(other.trainer.source(other.data), 0, 41, batch_size=6, micro_batch_size=3)
+    other.trainer.train_state.load(after.states[12])
+    other.run()
+    assert difference(outcome(whole), outcome(other)) is None
+    steps = [[one.step for epoch in run.history for one in epoch.evaluations] for run in (whole, other)]
+    assert steps[0] == steps[1] == sorted(set(steps[0]))
 
 
 def test_a_loop_of_other_sizes_is_refused():

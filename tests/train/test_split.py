@@ -9,6 +9,7 @@ import gradloom as gl
 from gradloom.base.errors import DataError, GraphError, NonFiniteError, SettingError, TrainError
 from gradloom.parallel import threads
 from gradloom.parallel.agree import sampled
+from gradloom.train.batches import RowRange, cut
 from tests.refused import refused
 from tests.train.small_models import cnn, data, mlp
 from tests.train.split_training import on_ranks, told, train
@@ -380,3 +381,14 @@ def test_a_parameter_that_nobody_trains_ends_all_ranks():
 
     for error in on_ranks(2, run):
         assert "the loss reaches a parameter that nobody trains: f32[] scale" in str(error)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("updates", [False, True])
+def test_a_window_is_opened_once(updates, is_open):
+    """Without updates all batches are one window, which continues in the next call; else each batch has one."""
+    rows = RowRange(None, 0, 30, 10, 5, True)
+    made = list(cut(rows, accumulates=True, updates=updates, is_open=is_open))
+    opens = [one.start for one in made if one.first]
+    assert opens == ([0, 10, 20] if updates else [0])[is_open:]
+    assert sum(one.update for one in made) == (3 if updates else 0) and sum(one.rows * one.count for one in made) == 30

@@ -1,0 +1,250 @@
+"""The faults of bench/faults.py: mistakes of one place, chosen by reading the code and without looking at the tests."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# The packages of tests that are nearest to a folder of the package, or of the core; the longest prefix counts.
+NEAREST = {
+    "base": "base cli", "cli": "cli", "data": "data tables", "eager": "eager", "files": "files faults runs",
+    "graph": "graph ops optim", "llm": "llm", "nn": "nn", "ops": "ops core graph", "optim": "optim eager train",
+    "plan": "plan run graph", "run": "run", "runs": "runs train", "step": "step train optim parallel",
+    "tables": "tables", "train": "train runs", "transform": "transform plan run graph",
+    "csrc": "core ops run", "csrc/cells": "data tables",
+}  # fmt: skip
+
+# Files of tests that come before these packages, which saves time.
+FIRST = {
+    "ops": "ops/test_gradients.py graph/test_grad.py", "ops/conv": "ops/test_gradients.py core/test_conv.py",
+    "ops/rope": "ops/test_functions.py graph/test_numbers.py", "graph/grad": "graph/test_grad.py",
+    "graph/stored": "graph/test_graph.py run/test_aliasing.py",
+    "plan": "plan/test_order.py plan/test_properties.py plan/test_check.py", "plan/check": "plan/test_check.py",
+    "plan/split": "plan/test_check_schedule.py plan/test_placements.py", "transform": "transform/test_passes.py",
+    "optim": "optim/test_schedules.py optim/test_groups.py optim/test_step_counts.py optim/test_weight_decay.py",
+    "optim/average": "train/test_average.py train/test_averaged_weights.py",
+    "step": "step/test_step.py step/test_exchange.py", "train/stopping": "train/test_stopping.py",
+    "train/loop": "train/test_loop.py train/test_resume.py train/test_steered_resume.py",
+    "train/metrics": "train/test_metrics.py", "train/losses": "nn/test_ensemble.py",
+    "train/batches": "train/test_split.py", "train/evaluation": "train/test_evaluation.py",
+    "files/atomic": "files/test_outputs.py files/test_files.py",
+    "files/commit": "files/test_outputs.py files/test_places.py", "files/gguf": "files/test_gguf.py",
+    "files/checkpoint": "runs/test_checkpoint.py fuzz/test_checkpoints.py",
+    "runs/checkpoint": "runs/test_checkpoint.py",
+    "runs/saver": "train/test_resume.py", "runs/folder": "runs/test_run_folder.py",
+    "base/exit_codes": "cli/test_exit_codes.py cli/test_cli.py", "base/interval": "base/test_interval.py",
+    "base/memory": "base/test_memory.py", "base/interrupts": "run/test_interrupt.py runs/test_own_loop.py",
+    "cli/evaluate": "cli/test_json.py cli/test_language.py", "cli/fit": "cli/test_columns.py cli/test_fit.py",
+    "cli/predict": "cli/test_predict.py", "cli/runs": "cli/test_runs.py", "cli/config": "cli/test_config.py",
+    "data/table_split": "data/test_roles.py", "data/dataset": "data/test_dataset.py",
+    "data/encoding": "data/test_encoding.py data/test_dates.py data/test_side_by_side.py",
+    "data/reading": "data/test_cells.py data/test_readers.py",
+    "tables/scores": "tables/test_score.py tables/test_scores.py",
+    "llm/packing": "llm/test_data.py", "llm/sampling": "llm/test_sampling.py", "llm/lora": "llm/test_lora.py",
+    "llm/rows": "llm/test_finetune_split.py", "llm/evaluate": "llm/test_evaluate.py",
+    "llm/conversation": "llm/test_conversation.py", "csrc/threads": "core/test_threads.py run/test_threads.py",
+    "csrc/vm": "core/test_vm.py", "csrc/cells": "data/test_readers.py data/test_cells.py",
+    "csrc/kernels/index": "core/test_index.py", "csrc/kernels/reduce": "core/test_reduce.py",
+    "csrc/kernels/softmax": "core/test_norm.py", "csrc/kernels/gemm": "core/test_matmul.py core/test_quant.py",
+}  # fmt: skip
+
+
+class Fault(NamedTuple):
+    """place: a file below src/gradloom or csrc/. old: text that is there once."""
+
+    place: str
+    old: str
+    new: str
+
+    @property
+    def path(self) -> str:
+        return self.place if self.place.startswith("csrc/") else f"src/gradloom/{self.place}"
+
+    @property
+    def packages(self) -> list[str]:
+        return self._nearest(NEAREST)
+
+    @property
+    def first(self) -> list[str]:
+        return self._nearest(FIRST)
+
+    def _nearest(self, table: dict[str, str]) -> list[str]:
+        known = [prefix for prefix in table if self.place.startswith(prefix)]
+        return [f"tests/{name}" for name in table[max(known, key=len)].split()] if known else []
+
+    @property
+    def name(self) -> str:
+        return f"{self.place}: {' '.join(self.old.split())} -> {' '.join(self.new.split())}"
+
+
+FAULTS = (
+    # ---- gradients and graphs ----
+    Fault("ops/reduce.py", "factor=1 / product([x.shape[a] for a in axes])", "factor=1 / x.size"),
+    Fault(
+        "ops/reduce.py",
+        "mul(hit, div(_keep(g, x, axes), _sum(hit, axes=axes, keepdims=True)))",
+        "mul(hit, _keep(g, x, axes))",
+    ),
+    Fault("ops/norm.py", "factor=2 * share), sub(x", "factor=share), sub(x"),
+    Fault("ops/norm.py", "centred = sub(g, mean_over(g, -1, keepdims=True))", "centred = g"),
+    Fault("ops/elementwise.py", "unbroadcast(neg(div(mul(g, z), y)), y)", "unbroadcast(div(mul(g, z), y), y)"),
+    Fault(
+        "ops/conv.py",
+        "dx = conv2d_back_input(inner, w, height=x.shape[2], width=x.shape[3]",
+        "dx = conv2d_back_input(inner, w, height=x.shape[3], width=x.shape[2]",
+    ),
+    Fault("ops/conv.py", 'inner = relu_back(g, y) if act == "relu" else g', "inner = g"),
+    Fault(
+        "ops/softmax.py",
+        "unbroadcast(softmax_back(g, y, scale=1.0), mask)",
+        "unbroadcast(softmax_back(g, y, scale=scale), mask)",
+    ),
+    Fault("ops/loss.py", "sub(mul(totals, exp(log_p)), rows))", "sub(exp(log_p), rows))"),
+    Fault("ops/loss.py", "terms = [mul(fused[name], g_loss)]", "terms = [fused[name]]"),
+    Fault("ops/rope.py", "(revolutions - least) / (most - least)", "(revolutions - least) / most"),
+    Fault("ops/layout.py", "[permute(g, [axes.index(i) for i in range(len(axes))])]", "[permute(g, axes)]"),
+    Fault("graph/grad.py", "incoming.setdefault(read, []).append(g)", "incoming[read] = [g]"),
+    Fault("graph/stored.py", "        self.version += 1\n", ""),
+    # ---- plans and their proof ----
+    Fault("plan/order.py", "death[base] = i", "death[base] = max(birth[base], i - 1)"),
+    Fault("plan/order.py", "(r for r in readers.get(target, ()) if r is not update)", "()"),
+    Fault("plan/memory.py", "if not _allowed(node, out, i) or not exact", "if not exact"),
+    Fault("plan/memory.py", "buffer.death == i and base not in used", "buffer.death == i"),
+    Fault("plan/memory.py", "max(known.death, buffer.death)", "known.death"),
+    Fault(
+        "plan/memory.py", "                    start = _in_piece(start, bytes_, piece)\n", "                    pass\n"
+    ),
+    Fault(
+        "plan/check.py",
+        "not in allowed or not exact or read.value.dtype.bytes",
+        "not in allowed or read.value.dtype.bytes",
+    ),
+    Fault(
+        "plan/check.py", "            if self.guards_left:\n", "            if self.guards_left and not self.done:\n"
+    ),
+    Fault("plan/check.py", "if read.start < end and start < read.end:", "if read.start < start and start < read.end:"),
+    Fault("plan/layout.py", "value if dense and view_base(old) not in self.overwritten else", "value if dense else"),
+    Fault("plan/split.py", "made.append((at[base.node] + 1, 0, Send(k)))", "made.append((at[base.node], 0, Send(k)))"),
+    Fault("transform/simplify.py", 'if name == "mul" and _is_one(x) and', "if _is_one(x) and"),
+    Fault(
+        "transform/fuse.py",
+        "dict.fromkeys((*program.outputs, *program.effects), 2)",
+        "dict.fromkeys(program.effects, 2)",
+    ),
+    # ---- optimisers, steps, trainings ----
+    Fault(
+        "optim/groups.py",
+        '"norms_and_biases": lambda shape: len(shape) <= 1',
+        '"norms_and_biases": lambda shape: len(shape) < 1',
+    ),
+    Fault(
+        "optim/schedules.py", "math.cos(math.pi * min(at / self._length, 1.0))", "math.cos(math.pi * at / self._length)"
+    ),
+    Fault("optim/schedules.py", 'if memory["bad"] > self.patience:', 'if memory["bad"] >= self.patience:'),
+    Fault("optim/step_counts.py", "steps + 1 - missed", "steps - missed"),
+    Fault("optim/average.py", "self.is_shown = is_shown", "self.is_shown = False"),
+    Fault("step/step.py", "max_norm, norms[-1], max_value", "max_norm, norms[0], max_value"),
+    Fault("step/exchange.py", "(p, piece if reached is None else ops.scale(piece, factor=1 / n))", "(p, piece)"),
+    Fault("train/stopping.py", "if gained > self.min_delta:", "if gained >= self.min_delta:"),
+    Fault(
+        "train/loop_state.py",
+        'self._first_pass = values["steps"], values["passes"], values["first_pass"]',
+        'self._first_pass = values["steps"], values["passes"], 0',
+    ),
+    Fault(
+        "train/loop_state.py",
+        'self.rows, self.stopped = values["rows"], values["stopped"]',
+        'self.stopped = values["stopped"]',
+    ),
+    Fault(
+        "train/loop.py",
+        "self.evaluator.due(self.steps) and all(one.step != self.steps for one in now.evaluations)",
+        "self.evaluator.due(self.steps)",
+    ),
+    Fault("train/metrics.py", "mean = float((weights * values).sum()) / total", "mean = float(values.sum()) / n"),
+    Fault(
+        "train/losses.py",
+        "return total * (1 / members), weight * (1 / members)",
+        "return total * (1 / members), weight",
+    ),
+    Fault(
+        "train/batches.py",
+        "first = at == batch.start and (not is_open if at == rows.start else updates)",
+        "first = at == batch.start",
+    ),
+    Fault("train/evaluation.py", "(is_last or epoch % self._epochs == 0)", "epoch % self._epochs == 0"),
+    # ---- files and runs ----
+    Fault("files/atomic.py", "        os.fsync(part[0])\n", ""),
+    Fault("files/atomic.py", "            sync(target.parent)\n", ""),
+    Fault("files/commit.py", "if now not in (move.old, move.new):", "if now != move.old:"),
+    Fault("files/commit.py", "isinstance(one, str) and one == os.path.basename(one) and", "isinstance(one, str) and"),
+    Fault("files/checkpoint_files.py", "    if sha256 != manifest.sha256:", "    if not sha256:"),
+    Fault(
+        "files/checkpoint_arrays.py",
+        "if begin != file.tell() - 8 - length or end > size - 8 - length:",
+        "if begin != file.tell() - 8 - length:",
+    ),
+    Fault("files/gguf_writer.py", "offset = _padded(offset + size, alignment)", "offset = offset + size"),
+    Fault(
+        "runs/checkpoint.py",
+        "self._number = max((one.number for one in manifests(folder)[0]), default=0)",
+        "self._number = 0",
+    ),
+    Fault("runs/saver.py", "elif not loop.trainer.driver.in_window:", "else:"),
+    Fault(
+        "runs/folder.py",
+        'kept = ("begun", "epoch", "latest", "best", "went_on")',
+        'kept = ("begun", "epoch", "latest", "went_on")',
+    ),
+    # ---- commands ----
+    Fault("base/exit_codes.py", "REFUSED = 2", "REFUSED = 1"),
+    Fault("base/interval.py", '"d": 86400.0', '"d": 8640.0'),
+    Fault("base/interrupts.py", "elif time.monotonic() - self._at >= SAME_SECONDS:", "else:"),
+    Fault("base/memory.py", 'unit = 1000 if (found[4] or "").upper() == "B" else 1024', "unit = 1024"),
+    Fault("cli/evaluate.py", '        "interrupted": interrupted,\n', ""),
+    Fault("cli/fit.py", "seed=use.seed, drop=use.drop or (),", "seed=use.seed,"),
+    Fault("cli/predict.py", "cell = _not_a_formula if escape_formulas else str", "cell = str"),
+    Fault("cli/predict.py", "accuracy * (1 - accuracy) / (n - 1)", "accuracy * (1 - accuracy) / n"),
+    Fault("cli/runs.py", '"epochs": about["epoch"],', '"epochs": about["step"],'),
+    Fault("cli/config.py", "dict.fromkeys(values.keys() - given.keys(), file)", "dict.fromkeys(values.keys(), file)"),
+    # ---- tables ----
+    Fault(
+        "data/table_split.py", "np.flatnonzero(np.diff(seconds[order])) + 1", "np.flatnonzero(np.diff(seconds[order]))"
+    ),
+    Fault("data/dataset.py", "last = min(max(last, 1), shards - 1)", "last = min(last, shards - 1)"),
+    Fault("data/encoding/features.py", "            part[-1] = empty\n", "            part[1] = empty\n"),
+    Fault(
+        "data/encoding/fitting.py", "return _number_column(name, values[train])", "return _number_column(name, values)"
+    ),
+    Fault(
+        "data/encoding/target_encoding.py",
+        "len(column.categories), others))",
+        "len(column.categories), others | True))",
+    ),
+    Fault("data/encoding/targets.py", "np.argsort(take - want, kind=", "np.argsort(want - take, kind="),
+    Fault("data/reading/cells.py", "        self.in_brackets += one.in_brackets\n", ""),
+    Fault(
+        "tables/scores.py",
+        "(2 * hits[seen] / (true[seen] + guessed[seen]))",
+        "(2 * hits[present] / (true[present] + guessed[present]))",
+    ),
+    # ---- language models ----
+    Fault("llm/packing.py", "positions[r, place] = ramp[:size]", "positions[r, place] = ramp[place]"),
+    Fault("llm/sampling.py", "before = np.cumsum(share) - share", "before = np.cumsum(share)"),
+    Fault(
+        "llm/lora.py", "return self.alpha * math.sqrt(self.rank) if self.rslora else self.alpha", "return self.alpha"
+    ),
+    Fault("llm/rows.py", "min(VAL_SHARE, VAL_ROWS / count)", "max(VAL_SHARE, VAL_ROWS / count)"),
+    Fault("llm/evaluate.py", "_padded(data_rows.labels[part], size, -100)", "_padded(data_rows.labels[part], size)"),
+    Fault("llm/conversation.py", "if versions != self._versions:", "if len(versions) != len(self._versions):"),
+    # ---- the core ----
+    Fault("csrc/threads.cpp", "return {front ? begin : end - 1, count};", "return {front ? begin : end - 2, count};"),
+    Fault("csrc/vm.cpp", "t.dtype == DType::f16 ? 0x7c00 : 0x7f80", "t.dtype == DType::f16 ? 0x7f80 : 0x7c00"),
+    Fault("csrc/cells/csv.cpp", "p + 1 < buffer_.size() && buffer_[p + 1] == '\\n' ? 2 : 1;", "1;"),
+    Fault(
+        "csrc/kernels/index.h", "if (id < mine.begin || id >= mine.end) {", "if (id < mine.begin || id > mine.end) {"
+    ),
+    Fault("csrc/kernels/reduce.h", "    if (rest) fold_columns", "    if (rest > 1) fold_columns"),
+    Fault("csrc/kernels/softmax.h", "    walk.seek(part_range(rows.count, part, parts).begin);\n", ""),
+    Fault("csrc/kernels/rope.h", "      if (from != to && rest) std::memcpy(to + 2 * n, from + 2 * n, rest);\n", ""),
+    Fault("csrc/kernels/gemm_rows.h", "for (; j < columns; j++) dot_side", "for (; j + 1 < columns; j++) dot_side"),
+)
