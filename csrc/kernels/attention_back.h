@@ -33,7 +33,7 @@ struct Backward {
     const int64_t heads = x.batch * x.groups;
     const double cost =
         static_cast<double>(x.share * x.tokens * x.reach(kQueries)) * static_cast<double>(x.d + 8) * 2.5;
-    const int64_t most = heads >= kJobs ? 1 : kJobs / heads;
+    const int64_t most = heads < 1 || heads >= kJobs ? 1 : kJobs / heads;
     chunks = heads ? parts_for(cost, kPartCost, static_cast<uint32_t>(most < units ? most : units)) : 1;
     jobs = heads * chunks;
   }
