@@ -35,7 +35,9 @@ def cluster(tmp_path: Path) -> dict[str, str]:
     }.items():
         (commands / name).write_text(f"#!/bin/sh\n{line}\n")
         (commands / name).chmod(0o755)
-    path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), ENV["PATH"]])  # mpiexec: beside the interpreter
+    path = os.pathsep.join(
+        [str(commands), str(Path(sys.executable).parent), ENV["PATH"]]
+    )  # mpiexec: beside the interpreter
     return {**ENV, "PATH": path, "SLURM_JOB_ID": "42", "SLURM_NTASKS": "1"}
 
 

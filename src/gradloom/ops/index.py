@@ -69,6 +69,11 @@ def _gather_samples(rng: np.random.Generator) -> list[Sample]:
     return samples
 
 
+def _gathered(table: Spec, y: Spec) -> tuple[float, float]:
+    """The cost of picked rows: those bytes of the table that are read, and the result."""
+    return float(y.size), table.bytes * y.size / max(table.size, 1) + y.bytes
+
+
 GATHERS = (
     ((1, 1), (1,)), ((10, 7), (5,)), ((10, 7), (2, 3)), ((4,), (9,)), ((50, 33), ()), ((6, 2, 5), (4,)),
     ((500, 64), (1000,)), ((3, 300), (700,)),
@@ -80,6 +85,7 @@ get_rows: OpSpec = op(
     dtypes="table:f32|f16|bf16|quantised ids:i32", shape=_get_rows_shape,
     vjp=lambda g, table, ids: [scatter_rows(g, ids, rows=table.shape[0]), None], no_gradient_to={"ids": IDS},
     reference=_get_rows, exact=True, ids=_table_rows, samples=_gather_samples,
+    cost=lambda table, y: _gathered(table, y),
     bad_samples=[
         bad("get_rows: dtype f32 is not taken: table f32[4,3], ids f32[2]; need i32", (4, 3), (2,)),
         bad("get_rows: table has no rows: table f32[], ids i32[2]; need at least one axis", (), ("i32", (2,))),
@@ -158,6 +164,7 @@ take_batch: OpSpec = op(
     doc="y[i] = data[order[position + i]] for i < rows, converted to f32 or i32",
     dtypes="data:any order:i64 position:i64", shape=_take_shape, no_gradient="a data set is not trained",
     foldable=False, reference=_take_batch, exact=True, ids=_data_rows, samples=_take_samples,
+    cost=lambda data, y: _gathered(data, y),
     bad_samples=[
         bad(
             "take_batch: 9 rows of an order of 4: data f32[4,3], order i64[4], position i64[]; need 0 to 4 rows",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,18 @@ from .order import Order, linear_order
 Needs = Callable[[Node, np.ndarray], KernelNeeds]
 
 
+class Recomputed(NamedTuple):
+    """What a program computes twice to need less memory: nodes, bytes of their outputs, and the predicted time of the
+    clones as a share of that of the program without them."""
+
+    nodes: int = 0
+    bytes: int = 0
+    overhead: float = 0.0
+
+
+NOT_RECOMPUTED = Recomputed()
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A proved plan. `print(plan)` shows its steps, offsets and bytes."""
@@ -44,6 +57,7 @@ class Plan:
     output_places: tuple[Place, ...]  # of each output
     threads: int
     device: str = ""  # which one of several devices that were given it runs on as a whole
+    recomputed: Recomputed = NOT_RECOMPUTED
 
     @property
     def peak_bytes(self) -> int:
@@ -67,10 +81,13 @@ class Plan:
 
     def summary(self) -> str:
         ratio = self.peak_bytes / self.lower_bound_bytes if self.lower_bound_bytes else 1.0
+        twice = self.recomputed
+        again = f"; {twice.nodes} nodes computed twice, {show_bytes(twice.bytes)}, {twice.overhead:+.1%} time"
         return (
             f"{len(self.order.steps)} steps; peak {show_bytes(self.peak_bytes)}, lower bound "
             f"{show_bytes(self.lower_bound_bytes)} (x{ratio:.3f}), unshared {show_bytes(self.unshared_bytes)}; "
             f"{len(self.placement.inplace)} in place; parameters and state {show_bytes(self.stored_bytes)}"
+            f"{again if twice.nodes else ''}"
         )
 
     def __repr__(self) -> str:

@@ -124,7 +124,7 @@ _alike: dict[str, Callable[[], list[int]]] = {}
 _count: dict[str, Callable[[], int]] = {}
 _planning: dict[str, Callable[[Switches, Backend], Backend]] = {}
 # Settings of compile that would change numbers and that a backend does not support, by the first part of its name.
-UNSUPPORTED = {"numpy": ("isa", "flush"), "gpu": ("isa", "flush")}
+UNSUPPORTED = {"numpy": ("isa", "flush", "memory"), "gpu": ("isa", "flush")}
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # of a device
 
 

@@ -10,17 +10,21 @@ from ..base.arguments import what_is
 from ..base.collector import paused
 from ..base.errors import BackendError, DTypeError, GraphError, SettingError
 from ..base.habits import hinted
+from ..base.memory import as_bytes, show_bytes
 from ..base.settings import Switches, switches
 from ..base.terminal import to_stderr
 from ..graph.graph import check_graph, check_updates
 from ..graph.scope import device_name
 from ..graph.value import Node, Value, builds_graphs, describe
+from ..plan.plan import Plan
+from ..plan.recomputed import Budget, PlanOf
 from ..transform.choose import check_explicit_devices, explicit_devices, without_devices
 from ..transform.passes import passes, rewrite, rounded
 from ..transform.place import place
 from ..transform.program import Program, gather
 from .backend import Backend, Buffer, check_effect, has_kernel, named, plan_for
 from .backend import backend as backend_of
+from .cost import TYPICAL, node_seconds
 from .executable import Executable
 from .scheduled import scheduled
 
@@ -46,6 +50,7 @@ def compile(
     debug: int | None = None,
     check: int | None = None,
     arena: Buffer | None = None,
+    memory: int | str | None = None,
 ) -> Any:
     """Plan, prove and load a program.
 
@@ -56,11 +61,61 @@ def compile(
     overrides explicit devices. devices: several, the preferred one first, which run one program together
     (docs/devices.md). With none of these, the CPU and the devices that gl.device and Module.to have named. arena: own
     memory (Backend.allocate), so that the program does not wait for all others; it must share no array that is
-    written. The rest are the switches of gradloom.base.settings.
+    written. memory: bytes, or a text such as "512MiB", that run.plan.peak_bytes (the arena, and the scratch of all
+    threads) may have at most: nodes are computed twice where that is needed, which changes no bit
+    (docs/memory.md). The rest are the switches of gradloom.base.settings.
     Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan, with devices= the proved
     schedule: the device of each node, the bytes of each device, the copies between them.
     Raises GraphError, ShapeError for graphs that cannot be built, BackendError for those that cannot run here.
     """
+    values = _checked_values(outputs, updates)
+    chosen = switches(
+        threads=threads,
+        isa=isa,
+        reuse=reuse,
+        inplace=inplace,
+        fuse=fuse,
+        precision=precision,
+        flush=flush,
+        poison=poison,
+        debug=debug,
+        check=check,
+    )
+    program = gather(values, updates)
+    places = device_names("compile", device, backend, devices)
+    if not places:
+        places = list(dict.fromkeys(["cpu", *explicit_devices(program.nodes)]))
+    check_effect("compile", places, {"isa": isa, "flush": flush, "memory": memory})
+    if devices is not None:
+        check_explicit_devices(program.nodes, places)
+    made = {name: backend_of(name, chosen) for name in places}
+    budget = None if memory is None else as_bytes("memory", memory, "compile")
+    check_updates(program.nodes)
+    if len(made) > 1:
+        if arena is not None:
+            text = "{arena} and several {devices} are mutually exclusive"
+            raise SettingError(text, arena=..., devices=..., place="compile")
+        if budget is not None:
+            text = "{memory} and several {devices} are mutually exclusive"
+            raise SettingError(text, memory=memory, devices=..., place="compile")
+        return _compile_on(made, program, chosen)
+    (one,), program = made.values(), without_devices(program)
+    if not one.planned:
+        return one.load(rounded(program, chosen.precision), None)
+    observer = PassObserver(program, chosen)
+    program = rewrite(program, chosen.fuse, observer, lambda node: has_kernel(one, node), chosen.precision)
+    check_graph(program.nodes)
+    if budget is None:
+        planned = program, plan_for(one, program, chosen)
+    else:
+        planned = plan_within(budget, program, lambda made: plan_for(one, made, chosen))
+    loaded = one.load(*planned, arena)
+    loaded.effects = program.effects if observer.effects is None else observer.effects
+    return loaded
+
+
+def _checked_values(outputs: Value | Sequence[Value], updates: Sequence[Value]) -> list[Value]:
+    """The outputs as a list. GraphError, DTypeError for anything that is no value of a graph or cannot be read."""
     if not isinstance(outputs, Iterable):
         raise GraphError(
             f"compile: got {what_is(outputs)}; need values of a graph, such as model(gl.input('x', shape))"
@@ -87,41 +142,19 @@ def compile(
                 f"compile: the update {value.node.op.name} {value.node.label} writes to nothing; need outputs of "
                 "update ops (sgd, adamw, accumulate, zero, assign)"
             )
-    chosen = switches(
-        threads=threads,
-        isa=isa,
-        reuse=reuse,
-        inplace=inplace,
-        fuse=fuse,
-        precision=precision,
-        flush=flush,
-        poison=poison,
-        debug=debug,
-        check=check,
-    )
-    program = gather(values, updates)
-    places = device_names("compile", device, backend, devices)
-    if not places:
-        places = list(dict.fromkeys(["cpu", *explicit_devices(program.nodes)]))
-    check_effect("compile", places, {"isa": isa, "flush": flush})
-    if devices is not None:
-        check_explicit_devices(program.nodes, places)
-    made = {name: backend_of(name, chosen) for name in places}
-    check_updates(program.nodes)
-    if len(made) > 1:
-        if arena is not None:
-            text = "{arena} and several {devices} are mutually exclusive"
-            raise SettingError(text, arena=..., devices=..., place="compile")
-        return _compile_on(made, program, chosen)
-    (one,), program = made.values(), without_devices(program)
-    if not one.planned:
-        return one.load(rounded(program, chosen.precision), None)
-    observer = PassObserver(program, chosen)
-    program = rewrite(program, chosen.fuse, observer, lambda node: has_kernel(one, node), chosen.precision)
-    check_graph(program.nodes)
-    loaded = one.load(program, plan_for(one, program, chosen), arena)
-    loaded.effects = program.effects if observer.effects is None else observer.effects
-    return loaded
+    return values
+
+
+def plan_within(budget: int, program: Program, plan_of: PlanOf) -> tuple[Program, Plan]:
+    """The program, with clones where it needs them, and its plan of at most `budget` bytes, which do not depend on the
+    speed of this machine. SettingError where there is none."""
+    plans = Budget(program, plan_of, lambda node: node_seconds(node, TYPICAL))
+    found = plans.within(budget)
+    if found is None:
+        least = plans.smallest[1].peak_bytes
+        need = f"at least {least} bytes ({show_bytes(least)}), for the arena and scratch of this program"
+        raise SettingError(setting="memory", seen=show_bytes(budget), need=need, place="compile")
+    return found
 
 
 def device_names(who: str, device: str | None, backend: str | None, devices: str | Sequence[str] | None) -> list[str]:
