@@ -70,6 +70,7 @@ class FinetuneArguments(TypedDict, total=False):
     debug: int | None
     check: int | None
     arena: Buffer | None
+    memory: int | str | None
 
 class PlanArguments(TypedDict, total=False):
     gpu_layers: int | str | None
@@ -114,3 +115,4 @@ class PlanArguments(TypedDict, total=False):
     debug: int | None
     check: int | None
     arena: Buffer | None
+    memory: int | str | None
