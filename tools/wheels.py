@@ -7,7 +7,7 @@ Per platform, CMake compiles the native library once, with the C++ compiler of t
 Python, the two modules are compiled against it: for Python 3.10, for 3.11, and for the stable interface of 3.12 and
 newer. Only the headers of these interpreters are used, so those of this machine serve all platforms: `python3.10`,
 `python3.11` and `python3.12` are looked for in the folders of `--pythons`, then on PATH. Two builds of one commit with
-the same packages give the same bytes.
+the versions in wheels.txt and the same three interpreters give the same bytes.
 """
 
 from __future__ import annotations

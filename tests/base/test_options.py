@@ -65,7 +65,7 @@ def test_a_new_field_is_an_argument_with_documentation() -> None:
     parameter = inspect.signature(tune).parameters["noise"]
     assert (parameter.default, parameter.annotation, parameter.kind) == (0.0, float, parameter.KEYWORD_ONLY)
     assert tune.__annotations__["noise"] is float
-    assert "    noise               standard deviation of a noise\n" in str(tune.__doc__)
+    assert "\nnoise               standard deviation of a noise\n" in str(inspect.getdoc(tune))
     assert "{options}" not in str(tune.__doc__)
     use, others = tune("m", noise=0.5, batch_size=2, threads=3)
     assert (use.noise, use.batch_size, others) == (0.5, 2, {"threads": 3})

@@ -1,5 +1,6 @@
 import json
 import os
+import platform
 import re
 import sys
 from dataclasses import replace
@@ -66,13 +67,20 @@ def test_other_platforms_are_marked(capsys, fresh, monkeypatch):
     code, out = run(capsys, "--json", "--quick")
     found = json.loads(out.splitlines()[-1])
     assert code == 0 and f"isa            the kernels of {found['isa']} are used" in out
-    assert found["tested"] is (found["system"] in ("Linux x86_64",)) and found["tested"] is ("built" not in out)
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    monkeypatch.setattr("platform.system", lambda: "Linux")
-    code, out = run(capsys, "--json", "--quick")
-    assert code == 0 and "platform       built, not tested on this platform\n" in out
-    found = json.loads(out.splitlines()[-1])
-    assert (found["system"], found["tested"]) == ("Linux aarch64", False)
+    here = (*found["system"].split(" ", 1), platform.libc_ver()[0])
+    assert found["tested"] is (here == ("Linux", "x86_64", "glibc")) and found["tested"] is ("\nplatform " not in out)
+    for system, processor, libc, label in (
+        ("Linux", "aarch64", "glibc", "tested in part, under emulation"),
+        ("Linux", "x86_64", "", "built, not tested on this platform"),  # musl
+        ("Darwin", "arm64", "", "built, not tested on this platform"),
+    ):
+        monkeypatch.setattr("platform.machine", lambda processor=processor: processor)
+        monkeypatch.setattr("platform.system", lambda system=system: system)
+        monkeypatch.setattr("platform.libc_ver", lambda libc=libc: (libc, ""))
+        code, out = run(capsys, "--json", "--quick")
+        assert code == 0 and f"platform       {label}\n" in out
+        found = json.loads(out.splitlines()[-1])
+        assert (found["system"], found["tested"]) == (f"{system} {processor}", False)
 
 
 def test_adapters_are_measured(capsys, fresh, monkeypatch):

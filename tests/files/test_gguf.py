@@ -357,7 +357,7 @@ def test_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileError, match="pipe: is no regular file, which is what can be mapped; copy it into one"):
         open_gguf(tmp_path / "pipe")
-    with pytest.raises(FileError, match=r"cannot be read \(embedded null byte\)"):
+    with pytest.raises(FileError, match=r"cannot be read \(.*embedded null"):
         open_gguf("a\0b")
 
 

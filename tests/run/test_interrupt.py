@@ -11,6 +11,7 @@ import pytest
 
 import gradloom as gl
 from gradloom import ops
+from gradloom.base.locks import has_memory
 
 LENGTH = 400  # products of 768 x 768: seconds of work in one native call
 
@@ -67,6 +68,7 @@ def test_a_program_survives_interrupts_at_any_moment():
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             assert np.array_equal(run(x=np.arange(4.0))[0], want)
+            assert not has_memory()  # other threads can run programs
     except KeyboardInterrupt:  # it came late
         pass
     finally:

@@ -190,7 +190,7 @@ DOCTOR = Document(
         Key("gradloom", str, "version"),
         Key("python", str, "version"),
         Key("system", str, "system and machine, such as Linux x86_64"),
-        Key("tested", bool, "whether this version was tested on this platform; false: built, not tested"),
+        Key("tested", bool, "whether all tests passed on this kind of system, processor and C library"),
         Key("packages", dict[str, str | None], "versions of the required packages; null: missing"),
         Key("extras", dict[str, dict[str, str | None]], "versions of the packages of each extra; null: missing"),
         Key("problems", list[str], "missing, stale or wrong parts"),

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 from unicodedata import east_asian_width
 
+from .locks import Lock
 from .terminal import controls, is_terminal
 
 _COLUMNS = 80  # of a terminal that does not report its width
@@ -32,7 +33,7 @@ class Live:
         self._controls = controls(stream)
         self._lines: list[str] = []
         self._replaced: dict[str, tuple[Any, _Above]] = {}
-        self._lock = threading.RLock()  # other threads print, too
+        self._lock = Lock()  # other threads print, too
 
     @property
     def columns(self) -> int:

@@ -12,13 +12,35 @@ steps and locks that nobody holds.
 
 from __future__ import annotations
 
+import _thread
 import os
+import sys
 import threading
 
 from .errors import TrainError
 
-building = threading.RLock()
-memory = threading.RLock()
+
+class Lock(_thread.RLock):  # type: ignore[misc]
+    """A reentrant lock that `with` always releases.
+
+    From Python 3.14 on, a signal handler may run between `__enter__` and the block of `with`. When it raises, as for
+    Ctrl-C, a lock of the module threading stays locked.
+    """
+
+    if sys.version_info >= (3, 14):
+
+        def __enter__(self) -> bool:
+            depth = self._recursion_count()
+            try:
+                return self.acquire()
+            except BaseException:
+                if self._recursion_count() > depth:
+                    self.release()
+                raise
+
+
+building = Lock()
+memory = Lock()
 
 
 def has_memory() -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from ..base.exit_codes import Exit
 from ..base.extras import EXTRAS, install
 from ..base.json_facts import DOCTOR
-from ..base.platforms import UNTESTED, is_tested
+from ..base.platforms import untested
 from .common import Json, columns, json_text, need_whole
 from .parser import Option
 
@@ -61,10 +61,11 @@ def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tupl
 
     system = f"{platform.system()} {platform.machine()}"
     facts: dict[str, Any] = {"gradloom": __version__, "python": platform.python_version(), "system": system}
-    facts["tested"] = is_tested()
+    label = untested()
+    facts["tested"] = not label
     lines = [("gradloom", f"{__version__}, Python {facts['python']}, {system}")]
-    if not facts["tested"]:
-        lines.append(("platform", UNTESTED))
+    if label:
+        lines.append(("platform", label))
     facts["packages"], wrong = _packages()
     lines.append(("packages", _versions(facts["packages"])))
     facts["extras"] = {}

@@ -144,7 +144,7 @@ class _Shared(Iterator[Any]):
     """A counting iterator that several threads may share: each item goes to one of them."""
 
     def __init__(self, items: Generator[Any, None, None], epoch: int, given: int) -> None:
-        self._items, self._lock = items, threading.Lock()
+        self._items, self._lock = items, locks.Lock()
         self.epoch, self.given, self.over = epoch, given, False
 
     def __next__(self) -> Any:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from ..base.errors import FileError
+from ..base.locks import Lock
 from .commit import (
     COMMIT,
     commit,
@@ -51,7 +51,7 @@ class _Change:
 
 
 _change: ContextVar[_Change | None] = ContextVar("_change", default=None)
-_one_change = threading.RLock()  # threads of this process change folders one after the other
+_one_change = Lock()  # threads of this process change folders one after the other
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

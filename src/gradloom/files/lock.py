@@ -8,7 +8,6 @@ import hashlib
 import os
 import re
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +18,10 @@ except ImportError:  # a system without flock: nothing is locked
     fcntl = None  # type: ignore[assignment]
 
 from ..base.errors import FileError
+from ..base.locks import Lock
 from .targets import kind_of, reason_of
 
-_guard = threading.RLock()  # of this table; the collector may let go of a lock in the middle of a call
+_guard = Lock()  # of this table; the collector may let go of a lock in the middle of a call
 _held: dict[Path, int] = {}  # lock file -> its open descriptor, of the outputs that this process has claimed
 PATIENCE = 0.3  # seconds in which a reader that finishes a change, or a run that ends, lets go
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # by the file system: nothing is locked

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,6 +12,7 @@ import numpy as np
 
 from ..base.errors import BackendError, GradloomError, GuardTripped, IndexOutOfRange, NotFinite, SettingError
 from ..base.interrupts import postponed
+from ..base.locks import Lock
 from ..base.settings import Switches
 from ..base.terminal import to_stderr
 from ..graph.graph import written
@@ -48,7 +48,7 @@ class Place:
 
 
 _places: dict[int, Place] = {}
-_making = threading.Lock()
+_making = Lock()
 
 
 def place_of(number: int) -> Place:

@@ -6,13 +6,13 @@ import contextlib
 import functools
 import os
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..base.dtypes import DType
 from ..base.errors import BackendError, DeviceLost, DeviceMemoryError, one_line
 from ..base.extras import install, missing
+from ..base.locks import Lock
 from ..base.memory import show_bytes
 from .calls import Dispatch, Limits
 from .source import CALL_BYTES, Slots, module
@@ -129,7 +129,7 @@ class Gpu:
         self.place, self.adapter = place, adapter(place)
         self.name = name_of(self.adapter)
         self.called = f"gpu:{place}" if place else "gpu"
-        self.lock = threading.RLock()
+        self.lock = Lock()
         wgpu = _wgpu()
         there = {k: int(self.adapter.limits[k]) for k in LIMITS}
         for limit, least in LIMITS.items():
@@ -259,12 +259,12 @@ class Gpu:
 
 
 _devices: dict[int, Gpu] = {}
-_making = threading.Lock()
+_making = Lock()
 
 
 def _in_child() -> None:
     for one in _devices.values():
-        one.forked, one.lock = True, threading.RLock()  # a thread that held it is not here
+        one.forked, one.lock = True, Lock()  # a thread that held it is not here
 
 
 if hasattr(os, "register_at_fork"):

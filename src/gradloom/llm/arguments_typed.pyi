@@ -71,6 +71,7 @@ class FinetuneArguments(TypedDict, total=False):
     debug: int | None
     check: int | None
     arena: Buffer | None
+    memory: int | str | None
 
 class PlanArguments(TypedDict, total=False):
     memory: int | str | None
@@ -116,3 +117,4 @@ class PlanArguments(TypedDict, total=False):
     debug: int | None
     check: int | None
     arena: Buffer | None
+    memory: int | str | None

@@ -16,7 +16,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ import numpy as np
 
 from ..base.errors import BackendError
 from ..base.extras import missing
+from ..base.locks import Lock
 from .template_worker import GREETING, NO_MEMORY
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
@@ -175,7 +175,7 @@ class Renderer:
 
     def __init__(self) -> None:
         self._process: _Process | None = None
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return renderer, ()  # a copy is the renderer of the process that unpickles it
@@ -367,7 +367,7 @@ def _kill(popen: subprocess.Popen[bytes], pipes: Sequence[Any]) -> None:
     popen.wait()
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _renderers: list[weakref.ref[Renderer]] = []  # at most one
 
 
@@ -384,10 +384,10 @@ def renderer() -> Renderer:
 def _after_fork() -> None:
     """A forked process starts its own process when it needs one. Locks may be held by threads that it does not have."""
     global _lock
-    _lock = threading.Lock()
+    _lock = Lock()
     found = _renderers[0]() if _renderers else None
     if found is not None:
-        found._lock = threading.RLock()
+        found._lock = Lock()
         if found._process is not None:
             found._process.abandon()
             found._process = None

@@ -31,6 +31,7 @@ import numpy as np
 from ..base import interrupts
 from ..base.errors import ShapeError, TrainError
 from ..base.exit_codes import Exit, of_signal
+from ..base.locks import Lock
 from ..base.terminal import to_stderr
 from .communicator import BUCKET_BYTES, Communicator, LocalSum, Reduction, described
 from .heartbeat import Place, Pulse, RankState
@@ -55,7 +56,7 @@ class MpiRank(Communicator):
         self._own_error: BaseException | None = None  # the failure of this rank itself
         self._kept: list[Any] = []  # buffers that MPI may still write to
         self._sent: list[tuple[Any, bytes]] = []  # control messages on their way
-        self._lock = threading.RLock()  # a signal handler may come in between
+        self._lock = Lock()  # a signal handler may come in between
         self._states = [RankState() for _ in range(self.size)]
         self._listened = time.monotonic()  # time of the last look for messages
         self.others = [r for r in range(self.size) if r != self.rank]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -41,7 +40,7 @@ class Executable(abc.ABC):
         self, program: Program, plan: Plan | Schedule | None, switches: Switches, own_lock: bool = False
     ) -> None:
         """own_lock: it runs concurrently with others and must share no written array with them."""
-        self.lock = threading.RLock() if own_lock else locks.memory
+        self.lock = locks.Lock() if own_lock else locks.memory
         self._shares_lock = not own_lock
         self.program, self.plan, self.switches = program, plan, switches
         self.effects = program.effects

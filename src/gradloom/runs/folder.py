@@ -17,7 +17,6 @@ import os
 import platform
 import re
 import socket
-import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +31,7 @@ from ..base.clock import utc
 from ..base.described import Described, parse_object
 from ..base.errors import DataError, FileError, SettingError
 from ..base.json_facts import RUN
+from ..base.locks import Lock
 from ..files.atomic import atomic_inside, claim, write_inside
 from ..files.checkpoint_files import Saved, manifests, plain, remove_unnamed
 from ..files.inside import opened
@@ -87,7 +87,7 @@ class RunFolder:
         self.appended: list[str] = []  # files that lines are added to: there with run.json, empty until the first line
         self.saved: collections.deque[Path] = collections.deque()  # checkpoints that no event has reported yet
         self._print = on_line
-        self._lock = threading.RLock()  # of the files' places
+        self._lock = Lock()  # of the files' places
         self._marked = self._ended = False
         self._about: dict[str, Any] = {"kind": kind, "state": "running", "begun": _now(), "ended": None}
         self._about |= {"step": 0, "epoch": 0, "latest": {}, "best": {}, "versions": _versions(), "went_on": []}

@@ -30,6 +30,7 @@ class StepArguments(TypedDict, total=False):
     debug: int | None
     check: int | None
     arena: Buffer | None
+    memory: int | str | None
 
 class FitArguments(TypedDict, total=False):
     epochs: int
@@ -71,6 +72,7 @@ class FitArguments(TypedDict, total=False):
     debug: int | None
     check: int | None
     arena: Buffer | None
+    memory: int | str | None
 
 class ReplicaArguments(TypedDict, total=False):
     max_norm: float
@@ -96,3 +98,4 @@ class ReplicaArguments(TypedDict, total=False):
     poison: bool | None
     debug: int | None
     check: int | None
+    memory: int | str | None
