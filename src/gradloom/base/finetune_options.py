@@ -146,7 +146,7 @@ class PlacingOptions:
         "not suffice and micro_batch_size is not given, fewer rows are computed at once (docs/memory.md)",
         Flag(
             PLANNED,
-            "Most memory of the process: bytes, or 6G or 6GiB (of 1024), 6GB (of 1000), or auto: all that is available.",
+            "Most memory of the process: bytes, or 6G or 6GiB (of 1024), 6GB (of 1000); auto: all that is available.",
             Name,
             is_number=True,
             metavar="BYTES|auto",

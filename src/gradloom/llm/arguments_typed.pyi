@@ -71,7 +71,6 @@ class FinetuneArguments(TypedDict, total=False):
     debug: int | None
     check: int | None
     arena: Buffer | None
-    memory: int | str | None
 
 class PlanArguments(TypedDict, total=False):
     memory: int | str | None
@@ -117,4 +116,3 @@ class PlanArguments(TypedDict, total=False):
     debug: int | None
     check: int | None
     arena: Buffer | None
-    memory: int | str | None

@@ -30,7 +30,6 @@ class StepArguments(TypedDict, total=False):
     debug: int | None
     check: int | None
     arena: Buffer | None
-    memory: int | str | None
 
 class FitArguments(TypedDict, total=False):
     epochs: int
@@ -72,7 +71,6 @@ class FitArguments(TypedDict, total=False):
     debug: int | None
     check: int | None
     arena: Buffer | None
-    memory: int | str | None
 
 class ReplicaArguments(TypedDict, total=False):
     max_norm: float
@@ -98,4 +96,3 @@ class ReplicaArguments(TypedDict, total=False):
     poison: bool | None
     debug: int | None
     check: int | None
-    memory: int | str | None
