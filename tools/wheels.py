@@ -33,6 +33,7 @@ from wheel.wheelfile import WheelFile
 ROOT = Path(__file__).resolve().parent.parent
 NANOBIND = Path(nanobind.__file__).parent
 PYTHONS = {"cp310": "python3.10", "cp311": "python3.11", "cp312": "python3.12"}
+SOURCES = (".py", ".pyi", ".typed", ".wgsl")  # of the package
 STABLE = "cp312"  # from this version on, one wheel: the stable interface
 
 
@@ -185,7 +186,7 @@ class Package(NamedTuple):
         name, version = about.removesuffix(".dist-info").split("-")
         files = {"gradloom/_version.py": f'version = "{version}"\n'.encode()}
         for path in (ROOT / "src/gradloom").rglob("*"):
-            if path.suffix in (".py", ".pyi", ".typed") and path.name != "_version.py":
+            if path.suffix in SOURCES and path.name != "_version.py":
                 files[path.relative_to(ROOT / "src").as_posix()] = path.read_bytes()
         for path in (folder / about).rglob("*"):
             if path.is_file() and path.name not in ("RECORD", "WHEEL"):

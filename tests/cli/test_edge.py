@@ -80,7 +80,8 @@ def test_layers_that_memory_does_not_hold(capsys, table):
 
 
 def test_names_that_are_too_long(capsys, table):
-    assert "file name too long" in refused(capsys, "fit", "a" * 300 + ".csv")
+    unseen = "no such file or folder" if sys.version_info >= (3, 14) else "file name too long"  # by pathlib
+    assert unseen in refused(capsys, "fit", "a" * 300 + ".csv")
     assert "name too long" in refused(capsys, "predict", "a" * 300 + ".safetensors", "t.csv")
 
 
