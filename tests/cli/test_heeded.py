@@ -92,10 +92,12 @@ GPU = {"--device", "--gpu-layers", "--gpu-memory"}  # tests/gpu/test_gpu_layers.
 ELSEWHERE = {
     "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", *GPU},
     "verify": {"--device", "--special"},  # tests/gpu/test_verify.py
-    "plan": {"--config", "--skip-bad-lines", "--special", *GPU},  # tests/llm/test_plan.py, tests/gpu/test_held.py
+    # tests/llm/test_plan.py, tests/gpu/test_held.py, tests/llm/test_memory.py
+    "plan": {"--config", "--skip-bad-lines", "--special", "--memory", *GPU},
     "generate": {"--threads", "--stop", "--precision", *GPU},
     "finetune": {
         *GPU,
+        "--memory",  # tests/llm/test_memory.py
         "--special",  # tests/llm/test_control_text.py
         "--val",  # tests/llm/test_data_files.py
         "--config",

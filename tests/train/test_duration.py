@@ -23,6 +23,13 @@ Y = (X[:, 0] > 0).astype(np.int32)
 DATA = as_dataset((X, Y))
 
 
+@pytest.fixture(autouse=True)
+def without_checks(monkeypatch):
+    """Programs with checks have no prediction."""
+    for name in ("GRADLOOM_CHECK", "GRADLOOM_POISON"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def announced(monkeypatch):
     """Every training counts as long."""

@@ -98,11 +98,10 @@ def plan(
         validated = 0 if asked.val_split == 0 else 2 * job.micro_batch_size - 1
         job = replace(job, val_rows=validated, all_rows=job.rows + validated)
     job = placed("plan", job, use.gpu_layers, use.gpu_memory)
-    has_text = data is None or "tokenizer" in vars(model)
     reading = 0 if data is None else memory.resident_peak()
     job = within("plan", job, use.memory, base, reading)
     tuning, source = planned(job)
-    found = memory_of(tuning, has_text, there)
+    found = memory_of(tuning, data is None or "tokenizer" in vars(model), there)
     duration = duration_of(tuning, source) if found.fits else None
     return replace(found, layers=job.layers, base=base, reading=reading, duration=duration)
 

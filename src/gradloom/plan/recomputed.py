@@ -36,7 +36,7 @@ from .schedule import counterparts
 Seconds = Callable[[Node], float]
 PlanOf = Callable[[Program], Plan]
 
-SMALL = 500  # nodes: so small a program takes the best of several orders
+SMALL = 500  # nodes of a program that is small
 TOGETHER = 16  # nodes that are cloned in one step, at most
 TAKEN_BACK = 2000  # clones that are tried, at most
 PLANS = 6  # that are made to correct the target, at most
@@ -243,10 +243,10 @@ def _written(node: Node, read: Collection[Value]) -> int:
 
 
 def choose(lives: Lives, target: int) -> bool:
-    """Clone nodes until no step has more than `target` bytes alive, at little time; whether that was possible. Small
-    programs take the best of several orders."""
+    """Clone nodes until no step has more than `target` bytes alive, at little time; whether that was possible. The
+    best of several orders, of more where the program is small."""
     found: list[tuple[float, Order]] = []
-    orders = ORDERS if len(lives.lives) <= SMALL else ORDERS[:1]
+    orders = ORDERS if len(lives.lives) <= SMALL else FAST_ORDERS
     for order in orders:
         if _clone_until(lives, target, order):
             _take_back(lives, target)
@@ -254,7 +254,7 @@ def choose(lives: Lives, target: int) -> bool:
     if not found:
         return False
     best = min(found, key=lambda one: one[0])[1]
-    if len(orders) > 1:
+    if best is not orders[-1]:
         _clone_until(lives, target, best)
         _take_back(lives, target)
     return True
@@ -266,8 +266,8 @@ ORDERS: tuple[Order, ...] = (
     lambda one, added: added / one.bytes,
     lambda one, added: -one.bytes,
     lambda one, added: one.step,
-    lambda one, added: -one.step,
 )
+FAST_ORDERS = ORDERS[:2]
 
 
 def _clone_until(lives: Lives, target: int, order: Order) -> bool:
