@@ -195,18 +195,19 @@ def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading
 def _in_arena(job: TuningJob, most: int, base: int, reading: int) -> tuple[TuningJob | None, int]:
     """(the job with programs that leave the process at most `most` bytes; the bytes that it then has), or (None, about
     the least bytes that it can have)."""
+    total = arena = 0
     while True:
-        found = memory_of(planned(job)[0], not reading or "tokenizer" in vars(job.model))
+        try:
+            found = memory_of(planned(job)[0], not reading or "tokenizer" in vars(job.model))
+        except BudgetError as error:  # of a job with an arena, whose total is known
+            return None, total - arena + error.least
         base = max(base, _after_planning())
         total = max(base + found.need + found.trained + found.state, reading)  # with the copies of a checkpoint
         total += max(RESERVE_BYTES, int(RESERVE_SHARE * (total - base)))
         if total <= most:
             return job, total
-        arena = max(found.planned - (total - most), 1)
-        try:
-            planned(job := replace(job, arena=arena))
-        except BudgetError as error:
-            return None, total - found.planned + error.least
+        arena = found.planned
+        job = replace(job, arena=max(arena - (total - most), 1))
 
 
 def _after_planning() -> int:
