@@ -561,6 +561,33 @@ def test_a_child_forked_while_a_thread_imports_has_all_that_it_needs() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_waits_for_a_thread_that_makes_a_logger_while_it_builds() -> None:
+    script = """
+    import os, threading, time, warnings
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import gradloom as gl
+    import logging
+    from gradloom.base.locks import building
+
+    def build():
+        with building:
+            has.set()
+            time.sleep(0.3)  # the fork below has begun
+            logging.getLogger("name.of.a.module")
+
+    has = threading.Event()
+    threading.Thread(target=build, daemon=True).start()
+    has.wait()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if float(gl.tensor(2.0) * 3.0) == 6.0 else 4)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=processes.environment(), timeout=60)
+    assert ended.returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_workers_of_a_forking_pool_train() -> None:
     script = """
     import multiprocessing, warnings

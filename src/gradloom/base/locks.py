@@ -13,6 +13,8 @@ steps and locks that nobody holds.
 from __future__ import annotations
 
 import _thread
+import concurrent.futures.thread  # noqa: F401  registers its locks before ours, see below
+import logging  # noqa: F401  likewise
 import os
 import sys
 import threading
@@ -71,6 +73,8 @@ def _after_fork_in_child() -> None:
 _forking: list[int] = []  # the threads that hold both locks for a fork
 
 if hasattr(os, "register_at_fork"):
+    # Python calls the last registered function first. Modules that hold a lock of their own across fork must come
+    # earlier than this one: else fork holds theirs and waits for `building`, whose holder waits for them in an import.
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
