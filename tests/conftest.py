@@ -31,6 +31,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Quick())
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Take what collection made (modules, cases) out of every later search for cycles: it lives until the process ends,
+    and tests that call gc.collect would walk through all of it each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_process_outlives_its_test() -> Iterator[None]:
     yield
