@@ -98,7 +98,7 @@ def test_stored_arrays_offer_no_way_around_read_and_write() -> None:
 
     offered = {name for name in dir(Stored) if not name.startswith("_")}
     assert offered == {
-        "address", "assign", "away", "bytes", "check", "checked", "deferred", "device", "dtype", "has_optimizer",
-        "each", "initialised", "map", "members", "name", "ndim", "numpy", "read", "role", "serial", "set_trainable",
-        "shape", "size", "stack", "uninitialised", "version", "wrap", "write",
+        "absent_bytes", "address", "assign", "away", "bytes", "check", "checked", "deferred", "device", "dtype", "each",
+        "has_optimizer", "initialised", "map", "members", "name", "ndim", "numpy", "read", "role", "serial",
+        "set_trainable", "shape", "size", "stack", "uninitialised", "version", "wrap", "write",
     }  # fmt: skip

@@ -2,11 +2,20 @@
 
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 
 import gradloom as gl
 from gradloom.base.collector import LARGE, OLD, paused
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_frozen() -> Iterator[None]:
+    """As in a process of a user: tests/conftest.py freezes."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def test_it_pauses_inside_and_only_there() -> None:

@@ -90,11 +90,11 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
 # (test_config.py); a device (tests/gpu/test_finetune.py); --json is in every line
 GPU = {"--device", "--gpu-layers", "--gpu-memory"}  # tests/gpu/test_gpu_layers.py
 ELSEWHERE = {
-    "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", *GPU},
+    "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", "--memory", *GPU},
     "verify": {"--device", "--special"},  # tests/gpu/test_verify.py
     # tests/llm/test_plan.py, tests/gpu/test_held.py, tests/llm/test_memory.py
     "plan": {"--config", "--skip-bad-lines", "--special", "--memory", *GPU},
-    "generate": {"--threads", "--stop", "--precision", *GPU},
+    "generate": {"--threads", "--stop", "--precision", "--memory", *GPU},
     "finetune": {
         *GPU,
         "--memory",  # tests/llm/test_memory.py

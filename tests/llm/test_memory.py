@@ -79,4 +79,4 @@ def test_a_budget_is_for_steps_on_the_cpu(folder: Path) -> None:
 
 def test_functions_without_a_budget_of_the_process_refuse_it() -> None:
     with pytest.raises(SettingError, match="memory is not an argument"):
-        gl.Trainer(gl.nn.Linear(2, 2), memory="1GiB")
+        gl.dp_train(gl.nn.Linear(2, 2), [], loss_fn=None, iterations=1, memory="1GiB")

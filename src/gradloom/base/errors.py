@@ -147,9 +147,10 @@ class SettingError(GradloomError, ValueError):
 
 
 class BudgetError(SettingError):
-    """A memory budget that a program cannot meet; `least`: bytes that it can."""
+    """A memory budget that a program cannot meet. least: bytes that it can; fixed: those of them that programs of fewer
+    rows need as well."""
 
-    least = 0
+    least = fixed = 0
 
 
 class DataError(GradloomError, ValueError):

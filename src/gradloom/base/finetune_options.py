@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from .defaults import FINETUNE_BATCH, FINETUNE_SCHEDULE, FINETUNE_WARMUP
 from .options import Decay, Flag, Name, Often, Place, Rate, Share, Whole, command_option, commas, decided, option
-from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, SaveOptions, StepOptions
+from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, MemoryOptions, SaveOptions, StepOptions
 
 DATA_HELP = (
     "A .txt, a .jsonl or .json of text, prompt and completion, or messages, or a folder with train, valid, test.jsonl."
@@ -136,22 +136,8 @@ class TuneOptions(StepOptions):
 
 
 @dataclass(frozen=True)
-class PlacingOptions:
+class PlacingOptions(MemoryOptions):
     """Memory of the process, and blocks of the model on a GPU."""
-
-    memory: int | str | None = option(
-        None,
-        'most bytes that the process may hold in memory, or a text such as "6GiB", or "auto": those that are available '
-        "now. Values of the forward part are computed again where that is needed, which changes no bit; where it does "
-        "not suffice and micro_batch_size is not given, fewer rows are computed at once (docs/memory.md)",
-        Flag(
-            PLANNED,
-            "Most memory of the process: bytes, or 6G or 6GiB (of 1024), 6GB (of 1000); auto: all that is available.",
-            Name,
-            is_number=True,
-            metavar="BYTES|auto",
-        ),
-    )
 
     gpu_layers: int | str | None = option(
         None,

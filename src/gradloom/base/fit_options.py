@@ -6,7 +6,16 @@ from dataclasses import MISSING, dataclass
 from typing import Annotated, Literal
 
 from .options import Count, Decay, Flag, Limit, Name, Place, Rate, Share, Whole, command_option, commas, decided, option
-from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, RankOptions, SaveOptions, StepOptions
+from .training_options import (
+    JSON_HELP,
+    OPTIMIZERS,
+    EvalOptions,
+    LogOptions,
+    MemoryOptions,
+    RankOptions,
+    SaveOptions,
+    StepOptions,
+)
 
 Width = Annotated[int, Limit("a whole number of at least 1, below 2**31", (("ge", 1), ("le", (1 << 31) - 1)))]
 Widths = Annotated[list[Width], Limit("whole numbers of at least 1, such as 64,64, below 2**31; or nothing: no layer")]
@@ -81,7 +90,7 @@ class PassOptions:
 
 
 @dataclass(frozen=True)
-class FitOptions(PassOptions, EvalOptions, StepOptions, RankOptions, SaveOptions, LogOptions):
+class FitOptions(PassOptions, EvalOptions, StepOptions, RankOptions, SaveOptions, LogOptions, MemoryOptions):
     """Options of gl.fit."""
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from .errors import GradloomError, SettingError
 
+_ABSENT = bytes(range(128))  # the highest bytes of entries of /proc/self/pagemap of absent pages
+
 # "4096", "4G", "4 GiB": powers of 1024; "4GB": of 1000
 _BYTES = re.compile(r"(\d{1,30})(\.\d{1,30})? ?(?:B|([KMGT])(i?B)?)?", re.IGNORECASE | re.ASCII)
 
@@ -103,6 +105,19 @@ def resident_peak() -> int:
     import resource  # where the value of a new process on Linux starts with the peak of its parent
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def present(address: int, bytes: int) -> int:
+    """How many of these bytes of this process are in memory; 0 where the system does not report it."""
+    page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    if not page or not bytes:
+        return 0
+    first, last = address // page, -(-(address + bytes) // page)
+    with contextlib.suppress(OSError), open("/proc/self/pagemap", "rb") as file:
+        file.seek(8 * first)
+        tops = file.read(8 * (last - first))[7::8]  # of each entry the byte with the bit
+        return min(bytes, page * len(tops.translate(None, _ABSENT)))
+    return 0
 
 
 def trim() -> None:

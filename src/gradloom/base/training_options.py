@@ -118,7 +118,26 @@ class ExchangeOptions:
 
 
 @dataclass(frozen=True)
-class TrainerOptions(StepOptions, ExchangeOptions):
+class MemoryOptions:
+    """Memory of the process."""
+
+    memory: int | str | None = option(
+        None,
+        'most bytes that the process may hold in memory, or a text such as "6GiB", or "auto": those that are available '
+        "now. Values of the forward part are computed again where that is needed, which changes no bit; where it does "
+        "not suffice and micro_batch_size is not given, fewer rows are computed at once (docs/memory.md)",
+        Flag(
+            f"{BOTH} plan evaluate generate",
+            "Most memory of the process: bytes, or 6G or 6GiB (of 1024), 6GB (of 1000); auto: all that is available.",
+            Name,
+            is_number=True,
+            metavar="BYTES|auto",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class TrainerOptions(StepOptions, ExchangeOptions, MemoryOptions):
     """Options of gl.Trainer."""
 
 

@@ -21,7 +21,7 @@ from ..base.exit_codes import Exit, of_signal
 from ..base.finetune_options import FinetuneOutput, PlacingOptions
 from ..base.messages import log
 from ..base.terminal import shown_on, to_stderr
-from ..base.training_options import DeviceOptions, RankOptions
+from ..base.training_options import DeviceOptions, MemoryOptions, RankOptions
 from .parser import Option
 from .setting import flag_of
 
@@ -37,6 +37,7 @@ Precision = Annotated[str | None, flag_of(DeviceOptions, "precision")]
 Device = Annotated[str | None, flag_of(DeviceOptions, "device")]
 GpuLayers = Annotated[str | None, flag_of(PlacingOptions, "gpu_layers")]
 GpuMemory = Annotated[str | None, flag_of(PlacingOptions, "gpu_memory")]
+MemoryLimit = Annotated[str | None, flag_of(MemoryOptions, "memory")]
 Json = Annotated[bool, flag_of(FinetuneOutput, "json")]
 Quiet = Annotated[bool, Option("--quiet", help="No progress and no report on stderr: warnings and errors alone.")]
 OF_PYTHON = {"tensors": "targets", "train_on_all": "loss_on"}  # settings that have other names in Python

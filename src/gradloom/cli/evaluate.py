@@ -17,6 +17,7 @@ from .common import (
     GpuLayers,
     GpuMemory,
     Json,
+    MemoryLimit,
     Precision,
     Threads,
     columns,
@@ -61,6 +62,7 @@ def evaluate(
     device: Device = None,
     gpu_layers: GpuLayers = None,
     gpu_memory: GpuMemory = None,
+    memory: MemoryLimit = None,
     threads: Threads = None,
     text_key: TextKey = None,
     prompt_key: PromptKey = None,
@@ -83,7 +85,7 @@ def evaluate(
         use = to_paste(["gradloom", "predict", model, data])
         text = f"{model}: is not a GGUF model; for a model of gradloom fit, {use} prints its scores"
         raise SettingError(text, setting="model", seen=model)
-    layers = check_places("evaluate", device, gpu_layers, gpu_memory)
+    layers = check_places("evaluate", device, gpu_layers, gpu_memory, memory)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special
     )
@@ -104,7 +106,8 @@ def evaluate(
     try:
         measured = measure(
             loaded, rows, adapter, batch_size=batch_size, on_progress=shown.show, on_predicted=shown.predict,
-            precision=precision, device=device, gpu_layers=layers, gpu_memory=gpu_memory, threads=threads,
+            precision=precision, device=device, gpu_layers=layers, gpu_memory=gpu_memory,
+            memory=memory, threads=threads,
         )  # fmt: skip
     except KeyboardInterrupt as stopped:
         if shown.so_far is None:

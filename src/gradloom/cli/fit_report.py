@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,8 @@ class FitJob:
         """The text of settings.toml: every setting as it was decided."""
         ranks = 1 if self.ranks is None else self.ranks.size
         chosen = {"task": self.table.task, "target": self.table.preprocess.target, "exchange": self.use.exchange}
-        return saved(self.use, "fit", self.inputs, ranks, out=os.path.abspath(self.use.out), **chosen)
+        use = replace(self.use, micro_batch_size=self.sizes()["micro_batch_size"])
+        return saved(use, "fit", self.inputs, ranks, out=os.path.abspath(self.use.out), **chosen)
 
     def check_columns(self) -> None:
         """Collect warnings about the training rows."""
@@ -112,7 +113,7 @@ class FitJob:
     def about(self, ending: str) -> dict[str, Any]:
         """Facts about the training for the model file; data by their digest, without paths."""
         data = self.inputs.digests().get("data")
-        about = {"data": data, "seed": self.use.seed, "ending": ending, **_sizes(self.use)}
+        about = {"data": data, "seed": self.use.seed, "ending": ending, **self.sizes()}
         more = {
             "dropout": self.use.dropout,
             "ensemble": self.use.ensemble,
@@ -121,6 +122,15 @@ class FitJob:
             "saved_epoch": self.watch.kept.epoch if self.watch.kept else None,
         }
         return about | {"optimizer": self.use.optimizer, **more}
+
+    def sizes(self) -> dict[str, Any]:
+        """Sizes and settings of network and steps, as they were decided."""
+        use, loop = self.use, self.watch.loop
+        micro = use.micro_batch_size if loop is None else loop.micro_batch_size  # where a memory budget chooses it
+        return {
+            "hidden": use.hidden, "epochs": use.epochs, "batch_size": use.batch_size, "micro_batch_size": micro,
+            "lr": use.lr, "loss": use.loss, "precision": use.precision,
+        }  # fmt: skip
 
     def model(self, ending: str, result: dict[str, Any]) -> Model:
         """The model to save, with the numbers of this result that do not depend on the machine."""
@@ -135,13 +145,6 @@ class FitJob:
         if uses is not None:
             uses.digests = self.inputs.digests()
         return Model(self.net, self.table.preprocess, self.about(ending), metrics, uses)
-
-
-def _sizes(use: Any) -> dict[str, Any]:
-    return {
-        "hidden": use.hidden, "epochs": use.epochs, "batch_size": use.batch_size,
-        "micro_batch_size": use.micro_batch_size, "lr": use.lr, "loss": use.loss, "precision": use.precision,
-    }  # fmt: skip
 
 
 def _for_loss(data: Dataset, job: FitJob) -> Dataset:
@@ -188,7 +191,7 @@ def measure(job: FitJob, seconds: float) -> dict[str, Any]:
         **(_of(kept.val, "val") if kept and kept.val else {}),
         **{name: value for name, value in (kept.numbers() if kept else {}).items() if "." in name},
         "saved_epoch": kept.epoch if kept else None,
-        **_sizes(use),
+        **job.sizes(),
         "epochs": len(epochs),
         "optimizer": use.optimizer,
         "seed": use.seed,
@@ -209,7 +212,9 @@ def measure_test(job: FitJob) -> dict[str, Any]:
     import gradloom as gl
 
     table = job.table
-    where: dict[str, Any] = {"threads": job.use.threads, "device": job.use.device, "precision": "f32"}
+    where: dict[str, Any] = {
+        "threads": job.use.threads, "device": job.use.device, "memory": job.use.memory, "precision": "f32"
+    }  # fmt: skip
     if table.test is None:
         return {}
     rows = _for_loss(table.test, job)

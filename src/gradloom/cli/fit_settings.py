@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.fit_options import FitOptions, FitOutput, NetworkOptions, TableOptions
 from ..base.training_options import DeviceOptions
-from .run_settings import check_device
+from .run_settings import check_device, check_memory
 from .setting import command_settings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ FitSettings: Any = command_settings("fit", TableOptions, NetworkOptions, FitOpti
 # Settings that a resumed run may change, or that it compares by more than their text
 MAY_CHANGE = (
     "out", "val", "test", "epochs", "micro_batch_size", "precision", "device", "checkpoint_every", "keep", "log",
-    "groups",
+    "groups", "memory",
 )  # fmt: skip
 
 
@@ -43,6 +43,7 @@ def prepared(asked: Any) -> Any:
     if asked.encoding is not None:
         asked = replace(asked, encoding=encoding_of(asked.encoding))
     check_device(asked.device)
+    check_memory("fit", asked.memory, asked.device)
     if asked.val_split is None and os.path.isdir(asked.data):
         asked = replace(asked, val_split=0.0 if "val" in (asked.val or {}) else 0.05)
     elif asked.val_split is None and asked.val:
@@ -72,6 +73,8 @@ def settle(asked: Any, table: Table, ranks: Communicator | None) -> tuple[Any, R
     if micro > wanted:
         raise SettingError(setting="micro_batch_size", seen=micro, need=f"at most {wanted}, the batch size")
     chosen = vars(recipe) | {"val_split": table.val_split, "micro_batch_size": min(micro, recipe.batch_size)}
+    if asked.memory is not None and asked.micro_batch_size is None:
+        chosen["micro_batch_size"] = None  # the memory decides
     use = replace(asked, checkpoint_every=asked.checkpoint_every or "5min", keep=asked.keep or 3, **chosen)
     return use, recipe
 

@@ -14,6 +14,7 @@ from .common import (
     GpuLayers,
     GpuMemory,
     Json,
+    MemoryLimit,
     Precision,
     Threads,
     exit_code,
@@ -50,6 +51,7 @@ def generate(
     device: Device = None,
     gpu_layers: GpuLayers = None,
     gpu_memory: GpuMemory = None,
+    memory: MemoryLimit = None,
     threads: Threads = None,
     json: Json = False,
 ) -> int:
@@ -57,7 +59,7 @@ def generate(
     need_whole("max_tokens", max_tokens)
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)
-    layers = check_places("generate", device, gpu_layers, gpu_memory)
+    layers = check_places("generate", device, gpu_layers, gpu_memory, memory)
     template = read_template(chat_template)
     from ..base.errors import SettingError
     from ..llm.generate import complete, prompt_ids
@@ -87,6 +89,7 @@ def generate(
             device=device,
             gpu_layers=layers,
             gpu_memory=gpu_memory,
+            memory=memory,
             threads=threads,
         )
     except KeyboardInterrupt as stopped:

@@ -24,7 +24,7 @@ def run(asked: Asked[Any]) -> int:
     """
     with asked.naming_places():
         use = asked.settings()
-        layers = check_places("plan", use.device, use.gpu_layers, use.gpu_memory)
+        layers = check_places("plan", use.device, use.gpu_layers, use.gpu_memory, use.memory)
         use = replace(use, precision=as_precision(use.precision))
         from ..llm.model import load
         from ..llm.plan import plan as plan_model

@@ -8,16 +8,27 @@ if TYPE_CHECKING:
     from ..llm.gpu_layers import GpuLayers as Layers
 
 
-def check_places(who: str, device: str | None, gpu_layers: str | None, gpu_memory: str | None) -> int | str | None:
+def check_places(
+    who: str, device: str | None, gpu_layers: str | None, gpu_memory: str | None, memory: str | None = None
+) -> int | str | None:
     """The blocks that are asked for on a GPU. SettingError for a device, blocks or memory that are not usable: before
     anything is read."""
     check_device(device)
     layers = gpu_layers_of(gpu_layers)
+    check_memory(who, memory, device, layers)
     if layers is not None or gpu_memory is not None:
         from ..llm.gpu_layers import check_layers
 
         check_layers(who, layers, gpu_memory, device=device)
     return layers
+
+
+def check_memory(who: str, memory: str | None, device: str | None, *more: object) -> None:
+    """SettingError for a memory budget that is not usable. more: not None if something computes on a GPU."""
+    if memory is not None:
+        from ..run.budget import check_places as check
+
+        check(who, memory, {"device": device}, *more)
 
 
 def gpu_layers_of(given: str | None) -> int | str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -12,6 +14,11 @@ import numpy as np
 from ..base.arrays import as_array, check_whole
 from ..base.dtypes import DType, dtype, f32, i32, u8
 from ..base.errors import DTypeError, ShapeError
+
+
+def addressable(shape: Sequence[int], item_bytes: int) -> bool:
+    """The bytes of an array of this shape, and each offset in it, are below 2^63; axes of 0 elements count as 1."""
+    return (math.prod(shape) or math.prod(max(extent, 1) for extent in shape)) * item_bytes < 1 << 63
 
 
 def kind_of(data: Any) -> DType:

@@ -11,9 +11,8 @@ from ..base.dtypes import f32
 from ..base.errors import DTypeError, GradloomError, GraphError
 from ..base.habits import keyword_hint
 from .declaration import Declaration, Reject, Spec, canonical
-from .numbers import constant_array, in_expression, kind_of
+from .numbers import addressable, constant_array, in_expression, kind_of
 from .scope import current_scope, user_location
-from .stored import addressable
 from .streams import next_stream
 from .value import Node, Value, describe, recording
 

@@ -20,6 +20,7 @@ from ..base.arrays import as_array
 from ..base.dtypes import DType, Shaped, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..base.extras import optional
+from ..base.memory import present
 from .numbers import check_range
 from .scope import current_device
 from .stack import Stack
@@ -30,11 +31,6 @@ from .stack import Stack
 #             parameters whose training is switched off
 #   frozen    it is only read: the tensors of a mapped file, data sets
 Role = Literal["trained", "state", "frozen"]
-
-
-def addressable(shape: Sequence[int], item_bytes: int) -> bool:
-    """The bytes of an array of this shape, and each offset in it, are below 2^63; axes of 0 elements count as 1."""
-    return (math.prod(shape) or math.prod(max(extent, 1) for extent in shape)) * item_bytes < 1 << 63
 
 
 @lru_cache(maxsize=1024)
@@ -345,6 +341,11 @@ class Stored(Shaped):
         stored = cls.wrap(name, array, "frozen")
         stored.dtype, stored.shape, stored.check = known, extents, check
         return stored
+
+    @property
+    def absent_bytes(self) -> int:
+        """Its bytes that are not in memory: of a deferred array all; of a mapped file those that were not read."""
+        return self.bytes - (0 if self._array is None else present(address_of(self._array), self.bytes))
 
     @property
     def address(self) -> int:

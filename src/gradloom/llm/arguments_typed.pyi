@@ -51,9 +51,9 @@ class FinetuneArguments(TypedDict, total=False):
     stop_after: str | None
     log: str | Sequence[str]
     log_every: str | None
-    memory: int | str | None
     gpu_layers: int | str | None
     gpu_memory: int | str | None
+    memory: int | str | None
     parallel: str | Communicator | None
     exchange: str
     timeout: float
@@ -73,9 +73,9 @@ class FinetuneArguments(TypedDict, total=False):
     arena: Buffer | None
 
 class PlanArguments(TypedDict, total=False):
-    memory: int | str | None
     gpu_layers: int | str | None
     gpu_memory: int | str | None
+    memory: int | str | None
     method: str | None
     tensors: Any
     train_dtype: str | None

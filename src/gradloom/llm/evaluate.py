@@ -21,6 +21,7 @@ from .. import ops
 from ..base.habits import hinted
 from ..graph.leaves import input as input_value
 from ..graph.value import Value
+from ..run.budget import ProcessBudget, check_places
 from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .data_files import test_file
@@ -69,6 +70,7 @@ def evaluate(
     on_predicted: Callable[[float], None] | None = None,
     gpu_layers: int | str | None = None,
     gpu_memory: int | str | None = None,
+    memory: int | str | None = None,
     **options: Any,
 ) -> Perplexity:
     """Measure the perplexity of the tokens that count: of a text all but the first of each window of `context` tokens.
@@ -78,15 +80,17 @@ def evaluate(
     with test.jsonl), a list of dicts, TokenData, or the result of read_rows (context and data_options do not apply to
     these two). batch_size: in rows, by default about 512 tokens. on_progress: called with (rows done, rows, result so
     far). on_predicted: called with the predicted seconds of an evaluation of 5 s and more on the CPU, before it begins.
-    gpu_layers, gpu_memory: as in generate. options: for gl.compile (threads=, ...).
+    gpu_layers, gpu_memory, memory: as in generate; where batch_size is not given and the memory does not suffice, it is
+    smaller. options: for gl.compile (threads=, ...).
     Raises DataError for data without a token that counts; NonFiniteError for a loss that is not finite, naming the
     first tensor or operation that is not.
     """
-    from ..train.arguments import check_batch, check_names
+    from ..train.arguments import check_batch, check_names, halves
     from .rows import Rows, check_rows, read_rows
 
     check_names("evaluate", options, evaluate)
     check_layers("evaluate", gpu_layers, gpu_memory, **options)
+    check_places("evaluate", memory, options, gpu_layers)
     model = model_of(model, "evaluate")
     bound = adapter_of(adapter, model, "evaluate")
     if isinstance(data, Rows):
@@ -102,8 +106,18 @@ def evaluate(
     if bound is not None:
         bound.bind(model)
 
+    budget = None
+    if memory is not None:
+        budget = ProcessBudget("evaluate", memory, options, "a shorter context, a smaller model")
+        sizes = [size, *(halves(size) if batch_size is None else ())]
+        size = budget.first_within(
+            sizes, lambda rows: budget.compile(_nll(model, bound, rows, length, None), (), options)
+        )
+
     def compiled(layers: GpuLayers | None, options: Mapping[str, Any]) -> tuple[Value, Any]:
         nll = _nll(model, bound, size, length, layers)
+        if budget is not None:
+            return nll, budget.compile(nll, (), options)
         return nll, compile_program(nll, **placed_options(options, layers))
 
     layers, options = layers_for(

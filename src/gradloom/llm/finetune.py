@@ -31,6 +31,7 @@ from ..base.training_options import EvalOptions, RankOptions
 from ..data.dataset import Dataset
 from ..files import refuse_input
 from ..parallel.agree import agreed, is_root, same_settings
+from ..run.budget import check_places
 from ..runs.saver import saver_of
 from ..train.callbacks import Callback, Listeners
 from ..train.display import StepDisplay
@@ -125,9 +126,7 @@ class Run(Tuning):
         self._base, reading = base_bytes(), use.data_options or {}
         with contextlib.ExitStack() as stack:
             with agreed(ranks):
-                if options.get("backend") == "numpy":  # computes without a plan
-                    raise SettingError(setting="device", seen="numpy", need="'cpu', 'gpu' or 'gpu:1'", place="finetune")
-                check_layers("finetune", use.gpu_layers, use.gpu_memory, **options)
+                _check_devices(use, options)
                 self.saver = saver_of("finetune", ranks, use)
                 if self.saver is not None:
                     stack.enter_context(self.saver)
@@ -388,6 +387,14 @@ def _early_stopping(use: FinetuneOptions, val_rows: int) -> list[Callback]:
 
 def _as_list(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
     return [callbacks] if isinstance(callbacks, Callback) else callbacks or ()
+
+
+def _check_devices(use: FinetuneOptions, options: Mapping[str, Any]) -> None:
+    """SettingError for devices and memory that cannot be used, before anything is read."""
+    if options.get("backend") == "numpy":  # computes without a plan
+        raise SettingError(setting="device", seen="numpy", need="'cpu', 'gpu' or 'gpu:1'", place="finetune")
+    check_layers("finetune", use.gpu_layers, use.gpu_memory, **options)
+    check_places("finetune", use.memory, options, use.gpu_layers)
 
 
 def _of_training(at: Progress, listener: Listener) -> None:

@@ -30,6 +30,7 @@ from ..graph.stored import Stored
 from ..graph.value import Value
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
+from ..run.budget import ProcessBudget, check_places
 from ..run.compile import compile as compile_program
 from ..train.arguments import check_names
 from .arguments import adapter_of
@@ -71,7 +72,7 @@ def _zeros(name: str, shape: tuple[int, ...]) -> Stored:
 class Generator:
     """A model with a cache for one text of at most `rows` tokens (by default the model's context).
 
-    `feed` appends tokens and returns the logits of the next one; `tokens` samples. gpu_layers, gpu_memory: see
+    `feed` appends tokens and returns the logits of the next one; `tokens` samples. gpu_layers, gpu_memory, memory: see
     generate. options: for gl.compile. Used by one thread at a time; another one gets TrainError.
     """
 
@@ -84,10 +85,14 @@ class Generator:
         *,
         gpu_layers: int | str | None = None,
         gpu_memory: int | str | None = None,
+        memory: int | str | None = None,
+        arena_bytes: int | None = None,
         **options: Any,
     ) -> None:
-        """layers: those that run on a GPU, if they are already chosen."""
+        """layers: those that run on a GPU, if they are already chosen; arena_bytes: most that arena and scratch of a
+        program may have, if that is already chosen."""
         config = model.config
+        check_places("generate", memory, options, layers, gpu_layers)
         if adapter is not None:
             adapter.bind(model)
 
@@ -108,6 +113,11 @@ class Generator:
         self.length = 0  # tokens in the cache
         self.programs: dict[int, Any] = {}  # tokens per step -> program
         self._logits: dict[int, Value] = {}  # tokens per step -> output
+        self.budget = None if memory is None else ProcessBudget("generate", memory, options, "a shorter text")
+        self._arena_bytes = arena_bytes
+        if self.budget is not None:
+            more = 0 if "tokenizer" in vars(model) else model.tokenizer_bytes
+            self.budget.search(lambda: self.prepare(CHUNK), self.programs.clear, lambda: more)
         self._claim = Claim("this generator", "a generator for each thread, or llm.generate")
 
     @property
@@ -183,7 +193,10 @@ class Generator:
                     hidden = ops.get_rows(hidden, input_value("last", (1,), "i32"))
             logits = self.model.project(hidden, self.adapter, self.layers).reshape(-1)
             self._logits[n] = logits
-            self.programs[n] = compile_program(logits, **self.options)
+            if self.budget is not None:
+                self.programs[n] = self.budget.compile(logits, (), self.options)
+            else:
+                self.programs[n] = compile_program(logits, memory=self._arena_bytes, **self.options)
         return self.programs[n]
 
     def tokens(
@@ -264,16 +277,18 @@ def generate(
     top_p, seed: see Sampling.
     Ends after max_tokens, at a token that ends a text, or before one of the `stop` texts. stream: called with each new
     piece of the text, in whole characters. gpu_layers: number of blocks, the last ones, on the GPU (device= chooses
-    it), the others run on the CPU; "auto": all that fit into gpu_memory, bytes or a text such as "4GiB". options: for
+    it), the others run on the CPU; "auto": all that fit into gpu_memory, bytes or a text such as "4GiB". memory: most
+    bytes that the process may hold, likewise, or "auto" (docs/memory.md); on the CPU. options: for
     gl.compile (threads=, ...).
     Raises DataError for an empty prompt if the model has no token that begins a text, or if prompt and max_tokens
     exceed the model's context; SettingError for a setting out of its range.
     """
-    check_names("generate", options, generate, "gpu_layers", "gpu_memory")
+    check_names("generate", options, generate, "gpu_layers", "gpu_memory", "memory")
     if stream is not None and not callable(stream):
         raise SettingError(f"generate: stream is {what_is(stream)}; need a function that gets each piece of text")
     how = Sampling(temperature, top_k, top_p, seed)
-    check_layers("generate", **options)
+    check_layers("generate", **{name: value for name, value in options.items() if name != "memory"})
+    check_places("generate", options.get("memory"), options, options.get("gpu_layers"))
     model = model_of(model, "generate")
     bound = adapter_of(adapter, model, "generate")
     if isinstance(prompt, np.ndarray) and prompt.dtype.kind in "UO":

@@ -17,9 +17,9 @@ from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes, computing, device_bytes, is_device
 from ..run.compile import device_names
+from ..run.null_backend import PLANNED
 
 AUTO = "auto"
-PLANNED = "null:"  # prefix of a device that is planned for, but does not run
 
 
 @final

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from ..files.gguf_head import TensorInfo
 
 
+TOKENIZER_BYTES = 12 << 20  # of memory of a tokenizer with the words that it remembers; measured
+TOKEN_BYTES = 480  # more of them, for each of its tokens; measured
+
+
 class Adapter(ForwardAdapter, Protocol):
     """The trained arrays of a model: added to its tensors (LoRA), or replacing them (TrainedTensors)."""
 
@@ -170,6 +174,11 @@ class Model(AttributeHints):
     def check(self) -> None:
         """Raise FileError if the file has changed since it was opened."""
         self.file.check()
+
+    @property
+    def tokenizer_bytes(self) -> int:
+        """Memory of the tokenizer, with the words that it remembers."""
+        return TOKENIZER_BYTES + TOKEN_BYTES * self.config.vocab_size
 
     @functools.cached_property
     def tokenizer(self) -> Any:

@@ -7,7 +7,6 @@ allocated, and no weight is read.
 from __future__ import annotations
 
 import copy
-import gc
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,16 +17,18 @@ from ..base.arguments import as_whole
 from ..base.errors import BudgetError, SettingError
 from ..base.extras import need_llm
 from ..base.finetune_options import PlacingOptions, TuneOptions
-from ..base.memory import Memory, as_bytes, need_memory, show_bytes
+from ..base.memory import Memory, need_memory, show_bytes
 from ..base.messages import log
 from ..base.options import taken, takes
 from ..base.settings import switches
 from ..base.training_options import RankOptions
-from ..graph.stored import Stored, addressable
+from ..graph.numbers import addressable
+from ..graph.stored import Stored
 from ..parallel.agree import is_root
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import computing, device_bytes, device_of, is_device
+from ..run.budget import HUGE, STEP_BYTES, budget_bytes, check_places, resident_when_settled, too_small, with_reserve
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
 from .duration import duration_of
@@ -44,14 +45,6 @@ if TYPE_CHECKING:
     from .arguments_typed import PlanArguments
     from .json_rows import Source
     from .packing import TokenData
-
-HUGE = 2 << 20  # bytes of a huge page: arenas and scratch take whole ones
-STEP_BYTES = 5 << 10  # of memory for each instruction of a compiled step: its node, its plan, its bytecode; measured
-TOKENIZER_BYTES = 12 << 20  # of a tokenizer with the words that it remembers; measured
-TOKEN_BYTES = 480  # more of them, for each of its tokens; measured
-
-# Of a budget, for the larger of which a run may exceed its plan; measured.
-RESERVE_BYTES, RESERVE_SHARE = 16 << 20, 0.03
 
 
 @takes(PlacingOptions, TuneOptions, RankOptions)
@@ -79,6 +72,7 @@ def plan(
     use, more = taken(PlacingOptions, settings)
     asked, ranks, exchange, options = split_arguments(more, plan)
     check_layers("plan", use.gpu_layers, use.gpu_memory, **options)
+    check_places("plan", use.memory, options, use.gpu_layers)
     model = model_of(model, "plan")
     trained = asked.adapter(adapter_of(adapter, model, "finetune"))
     if data is not None:
@@ -170,16 +164,10 @@ def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading
     a smaller micro-batch. SettingError, before anything is allocated, where that does not suffice."""
     if limit is None:
         return job
-    places = job.options.get("devices", (job.options.get("backend", "cpu"),))
-    if any(is_device(name) for name in places):
-        raise SettingError("{memory} requires device 'cpu'", memory=limit, place=who)
-    there = memory.memory()
-    if limit != "auto":
-        most = as_bytes("memory", limit, who)
-    elif there is None:
-        raise SettingError("{memory}: this system does not report its memory; need bytes", memory=limit, place=who)
-    else:
-        most = base + int((1 - RESERVE_SHARE) * there.available)
+    check_places(who, limit, job.options)
+    if job.ranks is not None and limit == "auto":
+        raise SettingError("{memory} 'auto' requires one process; need the bytes of each rank", memory="auto")
+    most = budget_bytes(who, limit, base)
     totals = []
     for tried in (job, *job.smaller()):
         found, total = _in_arena(tried, most, base, reading)
@@ -188,8 +176,7 @@ def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading
             if tried is not job:
                 log.info("memory: %d rows are computed at once, not %d", tried.micro_batch_size, job.micro_batch_size)
             return found
-    need = f"at least about {show_bytes(min(totals))}; or a shorter context, a smaller rank or model, precision 'bf16'"
-    raise SettingError(setting="memory", seen=show_bytes(most), need=need, place=who)
+    raise too_small(who, most, min(totals), "a shorter context, a smaller rank or model, precision 'bf16'")
 
 
 def _in_arena(job: TuningJob, most: int, base: int, reading: int) -> tuple[TuningJob | None, int]:
@@ -201,20 +188,13 @@ def _in_arena(job: TuningJob, most: int, base: int, reading: int) -> tuple[Tunin
             found = memory_of(planned(job)[0], not reading or "tokenizer" in vars(job.model))
         except BudgetError as error:  # of a job with an arena, whose total is known
             return None, total - arena + error.least
-        base = max(base, _after_planning())
+        base = max(base, resident_when_settled())
         total = max(base + found.need + found.trained + found.state, reading)  # with the copies of a checkpoint
-        total += max(RESERVE_BYTES, int(RESERVE_SHARE * (total - base)))
+        total = with_reserve(total, base)
         if total <= most:
             return job, total
         arena = found.planned
         job = replace(job, arena=max(arena - (total - most), 1))
-
-
-def _after_planning() -> int:
-    """Resident memory of this process once graphs and plans that nothing needs any more are freed."""
-    gc.collect()
-    memory.trim()
-    return memory.resident()
 
 
 def check_trained(model: Model, adapter: Adapter) -> None:
@@ -256,7 +236,8 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
         arena=max(p.bytecode.arena_bytes for p in plans),
         scratch=max(p.bytecode.scratch_bytes for p in plans),
         threads=largest.threads,
-        process=_process_bytes(plans, largest, held is not None and moved is None) + _tokenizer_bytes(model, has_text),
+        process=_process_bytes(plans, largest, held is not None and moved is None)
+        + (model.tokenizer_bytes if has_text else 0),
         lower_bound=largest.placement.lower_bound_bytes,
         unshared=largest.placement.unshared_bytes,
         steps=len(largest.order.steps),
@@ -289,10 +270,6 @@ def _process_bytes(plans: Sequence[Plan], largest: Plan, on_device: bool) -> int
         + scratch
         - largest.bytecode.scratch_bytes * largest.threads
     )
-
-
-def _tokenizer_bytes(model: Model, has_text: bool) -> int:
-    return TOKENIZER_BYTES + TOKEN_BYTES * model.config.vocab_size if has_text else 0
 
 
 def _bytes(stored: Iterable[Stored]) -> int:

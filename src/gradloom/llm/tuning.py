@@ -208,7 +208,7 @@ class Tuning:
         if not self.trained():
             text = "{freeze} leaves nothing to train; use fewer patterns"
             raise SettingError(text, freeze=settings.freeze, place="finetune")
-        self.sampler = settings.sampler(model, adapter, layers=layers, **options, memory=job.arena)
+        self.sampler = settings.sampler(model, adapter, layers=layers, **options, arena_bytes=job.arena)
         every = as_interval("sample_every", settings.sample_every, "steps", "epochs", place="finetune")
         self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
         self.trainer = Trainer(

@@ -16,8 +16,9 @@ from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, SettingError, ShapeError
 from ..base.habits import AttributeHints, KeywordHints
 from ..graph.leaves import Parameter, stored_value
+from ..graph.numbers import addressable
 from ..graph.scope import enter_scope, leave_scope
-from ..graph.stored import Role, Stored, addressable, copies, replace
+from ..graph.stored import Role, Stored, copies, replace
 from .devices import OnDevice
 from .initial import Init
 from .philox import Key

@@ -51,6 +51,11 @@ def is_root(ranks: Communicator | None) -> bool:
     return ranks is None or ranks.is_root
 
 
+def largest_of(ranks: Communicator | None, number: int) -> int:
+    """The largest of the numbers that the ranks have."""
+    return number if ranks is None else max(ranks.gather(number))
+
+
 def share_of(batch_size: int, ranks: Communicator | None) -> int:
     """Rows of a micro-batch such that each rank gets one."""
     return -(-batch_size // (1 if ranks is None else ranks.size))

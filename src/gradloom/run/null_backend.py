@@ -18,6 +18,8 @@ from .backend import Backend, Buffer
 from .cpu_backend import CpuBackend
 from .executable import Executable
 
+PLANNED = "null:"  # prefix of a device that is planned for, but does not run
+
 
 class NullBackend:
     """The plans of the CPU, or of the given backend. An op without a kernel on the CPU needs one part and no

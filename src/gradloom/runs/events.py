@@ -80,6 +80,11 @@ class Subscriber(Contribution):
         """Work of this subscriber whose duration is not predicted."""
         return ()
 
+    @property
+    def copies(self) -> int:
+        """Copies of the arrays of a checkpoint that it holds at once; for a memory budget."""
+        return 0
+
     def every_batch(self, training: bool) -> bool:
         """Whether on_progress is required after each micro-batch of training, or of validation."""
         return False

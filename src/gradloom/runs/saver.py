@@ -129,6 +129,10 @@ class Saver(Subscriber):
     def apart(self) -> tuple[str, ...]:
         return ("checkpoints",)
 
+    @property
+    def copies(self) -> int:
+        return 1
+
     def begin(self, loop: Resumable) -> None:
         self._loop = loop
 

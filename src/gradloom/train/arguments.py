@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..base.errors import SettingError
 from ..base.habits import keyword_hint
 from ..base.settings import Switches, switches
+from ..base.training_options import TrainerOptions
+from ..parallel.communicator import Communicator
 from ..run.backend import backend, check_effect
+from ..run.budget import ProcessBudget, check_places
 from ..run.compile import compile as compile_program
 from ..run.compile import device_names
+
+T = TypeVar("T")
+
+
+def check_used(
+    use: TrainerOptions, build: str, loss: Any, communicator: Communicator | None, class_weights: np.ndarray | None
+) -> None:
+    """SettingError for a setting of a Trainer that would have no effect."""
+    for name in ("max_norm", "max_value"):
+        if build != "opt" and not math.isinf(getattr(use, name)):
+            text = f"{{{name}}} requires build='opt'; this Trainer has {{build}}"
+            raise SettingError(text, {name: ..., "build": build}, place="Trainer")
+    if communicator is None and use.exchange != "ordered":
+        text = "{exchange} requires {communicator}"
+        raise SettingError(text, exchange=use.exchange, communicator=..., place="Trainer")
+    if class_weights is not None and loss in ("mean", "sum"):
+        text = "{class_weights} cannot be combined with {loss}, which reads no labels"
+        raise SettingError(text, class_weights=..., loss=loss, place="Trainer")
+
+
+def budget_of(
+    limit: int | str | None, options: Mapping[str, Any], communicator: Communicator | None, dynamic: bool,
+    has_devices: bool,
+) -> ProcessBudget | None:  # fmt: skip
+    """The memory budget of a Trainer. SettingError where it cannot be used: on other devices than the CPU, for graphs
+    that change from call to call, and "auto" with ranks, which share the memory."""
+    if limit is None:
+        return None
+    check_places("", limit, options, has_devices or None)
+    if dynamic:
+        raise SettingError("{memory} and {dynamic} are mutually exclusive", memory=limit, dynamic=True)
+    if communicator is not None and limit == "auto":
+        raise SettingError("{memory} 'auto' requires one process; need the bytes of each rank", memory="auto")
+    return ProcessBudget("", limit, options, "fewer rows at a time, a smaller model, precision 'bf16'")
 
 
 def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any], *more: str) -> None:
@@ -31,7 +69,8 @@ def check_names(who: str, options: Iterable[str], function: Callable[..., Any], 
     known = set(more)
     for callee in (compile_program, function):
         known |= {n for n, p in inspect.signature(callee).parameters.items() if p.kind != p.VAR_KEYWORD}
-    known -= {"self", "outputs", "updates", "memory"} - set(more)  # gl.compile's memory bounds one program only
+        known -= {"memory"} if callee is compile_program else set()  # which bounds one program only
+    known = (known - {"self", "outputs", "updates"}) | set(more)
     for name in options:
         if name not in known:
             hint = keyword_hint(who, name, sorted(known), f"use {', '.join(sorted(known))}")
@@ -61,6 +100,13 @@ def need_devices(options: Mapping[str, Any]) -> None:
 def _switches(options: Mapping[str, Any]) -> Switches:
     """The switches among options; SettingError for a value that is not usable."""
     return switches(**{name: options[name] for name in inspect.signature(switches).parameters if name in options})
+
+
+def halves(size: int) -> Iterator[int]:
+    """Ever smaller micro-batches, down to 1 row: 12 -> 6, 3, 1."""
+    while size > 1:
+        size //= 2
+        yield size
 
 
 def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_size") -> None:

@@ -16,6 +16,7 @@ class StepArguments(TypedDict, total=False):
     on_nonfinite: str
     seed: int
     exchange: str
+    memory: int | str | None
     device: str | None
     backend: str | None
     devices: Sequence[str] | None
@@ -56,6 +57,7 @@ class FitArguments(TypedDict, total=False):
     stop_after: str | None
     log: str | Sequence[str]
     log_every: str | None
+    memory: int | str | None
     dynamic: bool
     device: str | None
     backend: str | None

@@ -80,6 +80,7 @@ class Callback:
     """
 
     stateless = False
+    copies = 0  # of the arrays of a checkpoint that it holds at once; for a memory budget
     steers = True  # False: it does not affect the training; a run may be resumed with it and without it
     needs_outputs = False
     every_steps: int | None = None
@@ -203,6 +204,10 @@ class Callbacks(Subscriber):
         self._loop: Any = None
         self._reports: BatchReports | None = None  # of the open pass
         self._loaded: Mapping[str, Any] | None = None  # a state that waits for `begin`
+
+    @property
+    def copies(self) -> int:
+        return sum(each.copies for each in self._each)
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._each)

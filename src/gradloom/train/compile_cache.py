@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
 from ..base.collector import paused
@@ -30,12 +31,29 @@ class CompileCache:
         self._count = 0  # of all outlines so far
         self._set_by_forward: set[tuple[Module, str]] = set()  # attributes that require no new graph
         self._tables: list[dict[Hashable, Any]] = []
+        self._new: list[tuple[dict[Hashable, Any], Hashable]] | None = None  # entries since `trying` began
         self.version = {False: 0, True: 0}
 
     def table(self) -> dict[Hashable, Any]:
         """A new table for `get`. Entries of structures that were not used for long leave it."""
         self._tables.append({})
         return self._tables[-1]
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[Callable[[], None]]:
+        """Inside, entries are made to be dropped: by the function that this gives."""
+        new: list[tuple[dict[Hashable, Any], Hashable]] = []
+        self._new = new
+
+        def drop() -> None:
+            for table, key in new:
+                table.pop(key, None)
+            new.clear()
+
+        try:
+            yield drop
+        finally:
+            self._new = None
 
     @paused()
     def refresh(self, backward: bool) -> None:
@@ -87,4 +105,6 @@ class CompileCache:
                 self._set_by_forward |= own
                 self._set_version(backward)
             table[self.version[backward], key] = known
+            if self._new is not None:
+                self._new.append((table, (self.version[backward], key)))
         return known

@@ -15,7 +15,7 @@ from ..base.errors import DataError, SettingError
 from ..base.fit_options import FitOptions
 from ..base.habits import hinted
 from ..base.options import taken, takes, values_of
-from ..base.training_options import TIMEOUT, EvalOptions, ExchangeOptions, StepOptions
+from ..base.training_options import TIMEOUT, EvalOptions, ExchangeOptions, MemoryOptions, StepOptions
 from ..base.warned import warn
 from ..data.dataset import Dataset
 from ..data.loader import DataLoader
@@ -27,7 +27,7 @@ from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_f
 from ..parallel.communicator import Communicator
 from ..parallel.join import ranks_of
 from ..runs.saver import saver_of
-from .arguments import check_batch, check_options
+from .arguments import check_batch, check_options, halves
 from .callbacks import Callback, Listeners, several
 from .class_weight import ClassWeight, weights_of_classes
 from .display import Display
@@ -38,7 +38,7 @@ from .loop import Loop
 from .metrics import Measures, Metrics, checked_metrics
 from .outputs import mapped
 from .result import MAIN, Result
-from .source import numbers
+from .source import FeedSource, numbers
 from .trained import check_freeze
 from .trainer import Model, Trainer
 
@@ -136,7 +136,7 @@ def fit(
                 accumulate=-(-use.batch_size // micro_batch_size),
                 class_weights=weights_of_classes(class_weight, data, train_rows, val_sets.values()),
                 communicator=ranks,
-                **values_of(use, StepOptions, ExchangeOptions),
+                **values_of(use, StepOptions, ExchangeOptions, MemoryOptions),
                 **options,
             )
         same_settings(ranks, epochs=use.epochs, val_split=use.val_split, folds=folds, rows=data.n)
@@ -152,6 +152,9 @@ def fit(
             on_train_batch=on_train_batch, on_eval_batch=on_eval_batch, saver=saver,
             about={"folds": folds} if folds else {},
         )  # fmt: skip
+        if use.memory is not None:
+            may_shrink = use.micro_batch_size is None and ranks is None and (saver is None or saver.entries is None)
+            loop.prepare(halves(micro_batch_size) if may_shrink else ())
         loop.run(display)
     return loop.history
 
@@ -162,37 +165,50 @@ def evaluate(
     data: Data,
     *,
     loss: str | Callable[..., Any] | None = None,
-    batch_size: int = 500,
+    batch_size: int | None = None,
     metrics: Metrics | None = None,
     parallel: str | Communicator | None = None,
     timeout: float = TIMEOUT,
+    memory: int | str | None = None,
     **options: Any,
 ) -> Result:
     """Loss (and accuracy, for cross_entropy) on all rows, in their order; nothing is trained.
 
-    batch_size: rows at once; the uncertainty of the loss is made of the scatter between batches, and needs two of them.
+    batch_size: rows at once, by default 500, or fewer where `memory` does not suffice for them; the uncertainty of
+    the loss is made of the scatter between batches, and needs two of them.
     metrics: name -> function or gl.train.Metric; Result.metrics holds them.
-    parallel, timeout: as in fit; all ranks get the whole result. options go to gl.compile.
+    parallel, timeout, memory: as in fit; all ranks get the whole result. options go to gl.compile.
     """
     check_options("evaluate", options, evaluate, "dynamic")
     ranks = ranks_of("evaluate", parallel, timeout)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
         data = as_dataset(data)
-        check_batch(batch_size)
-        trainer = Trainer(model, loss, build="forward", communicator=ranks, **options)
+        sizes = _sizes(batch_size, data.n)
+        trainer = Trainer(model, loss, build="forward", communicator=ranks, memory=memory, **options)
     result = Result(Measures(checked_metrics(metrics)))
-    trainer.run_rows(trainer.source(data), 0, data.n, result, batch_size=min(batch_size, data.n), backward=False)
+    source, measures = trainer.source(data), result.measures
+
+    def build(size: int) -> int:
+        trainer.prepare(source, 0, data.n, batch_size=size, backward=False, measures=measures)
+        return size
+
+    size = trainer.driver.within_budget(build, sizes)
+    trainer.run_rows(source, 0, data.n, result, batch_size=size, backward=False)
     result.settle()
     return result
 
 
 @hinted
-def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> Any:
+def predict(
+    model: Model, x: Any, *, batch_size: int | None = None, memory: int | str | None = None, **options: Any
+) -> Any:
     """The model's outputs for all rows of x, in order: an array [rows, ...], or, of a model with several outputs, a
     tuple, list or dict of arrays as the model gives them.
 
-    x: rows of numbers; DataError for a Dataset, whose labels and weights nothing here reads. options go to gl.compile.
+    x: rows of numbers; DataError for a Dataset, whose labels and weights nothing here reads. batch_size: rows at once,
+    by default 500, or fewer where `memory` does not suffice for them. memory: as in fit; of the outputs it includes
+    those of one batch. options go to gl.compile.
     """
     check_options("predict", options, predict, "dynamic")
     if isinstance(x, Dataset):
@@ -200,16 +216,33 @@ def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> A
     if isinstance(x, (tuple, list)) and len(x) == 2 and np.ndim(x[0]) != np.ndim(x[1]):
         raise DataError("predict: got a pair; need the rows alone, x (gl.evaluate reads labels, too)")
     x = numbers("x", x)
-    check_batch(batch_size)
+    sizes = _sizes(batch_size, len(x) if x.ndim else 1)
     if x.ndim == 0 or not len(x):
         raise DataError(f"predict: x has shape {list(x.shape)}; need rows along the first axis")
-    trainer = Trainer(model, build="forward", **options)
+    trainer = Trainer(model, build="forward", memory=memory, **options)
+
+    def build(size: int) -> int:
+        for rows in (x[:size], x[len(x) // size * size :]):
+            if len(rows):
+                trainer.prepare_predict(FeedSource(rows, kind=trainer.objective.input_kind))
+        return size
+
+    size = trainer.driver.within_budget(build, sizes)
     parts: list[list[np.ndarray]] = []
-    for start in range(0, len(x), batch_size):
-        outputs, arrays = trainer.predict(x[start : start + batch_size])
+    for start in range(0, len(x), size):
+        outputs, arrays = trainer.predict(x[start : start + size])
         parts.append(arrays)
     whole = iter([np.concatenate(columns) for columns in zip(*parts, strict=True)])
     return mapped(lambda _: next(whole), outputs)
+
+
+def _sizes(batch_size: int | None, rows: int) -> list[int]:
+    """The rows to compute at once: the given number, or numbers to try in this order."""
+    if batch_size is not None:
+        check_batch(batch_size)
+        return [min(batch_size, max(rows, 1))]
+    most = min(500, max(rows, 1))
+    return [most, *halves(most)]
 
 
 def _validation_sets(val: Data | Mapping[str, Data] | None, is_split: bool) -> dict[str, Dataset]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ from .result import EpochResult, Evaluation, Result
 from .source import RowSource
 from .stopping import monitored, restored
 from .trainer import Trainer
+
+ORDER_BYTES = 24  # of memory for each row: its place in the order of a pass, in this and two arrays that it is made of
 
 
 class Loop(LoopState):
@@ -121,6 +123,29 @@ class Loop(LoopState):
         """The identity of the run; the steps and evaluations are compiled for it."""
         return identity_of(self)
 
+    # ---- compiling -------------------------------------------------------------------------------------------
+
+    def prepare(self, smaller: Iterable[int] = ()) -> None:
+        """Compile the steps of a pass and of evaluations; nothing runs. With a memory budget they are planned together.
+
+        smaller: numbers of rows to compute at once, in place of micro_batch_size, where the budget is too small for it.
+        BudgetError where none is small enough."""
+        trainer, source, rows = self.trainer, self.trainer.source(self.data), len(self.train_rows)
+
+        def build(size: int) -> None:
+            if size != self.micro_batch_size:
+                self.micro_batch_size = size
+                trainer.set_accumulate(-(-self.batch_size // size))
+            trainer.prepare(
+                source, 0, rows, batch_size=self.batch_size, micro_batch_size=size, measures=self.measures
+            )  # fmt: skip
+            self.evaluator.prepare(size)
+
+        arrays = [stored.bytes for stored in trainer.train_state.arrays().values()]
+        more = sum(each.copies for each in self.subscribers) * sum(arrays) + ORDER_BYTES * self.data.n
+        more += max(arrays, default=0) * (trainer.optimizer_state.average is not None)
+        trainer.driver.within_budget(build, [self.micro_batch_size, *smaller], more)
+
     # ---- running ---------------------------------------------------------------------------------------------
 
     def run(self, display: Subscriber | None = None) -> None:
@@ -134,6 +159,8 @@ class Loop(LoopState):
             self._first_pass = trainer.epoch
         self.restored = None
         self.stopped = False
+        if trainer.driver.budget is not None:
+            self.prepare()
         self._announce("begin", self)
         with contextlib.ExitStack() as stack:
             for context in (*(each.running() for each in self._receivers), trainer.together(), trainer.claim):

@@ -28,7 +28,6 @@ from ..parallel.agree import Agreement, agreed, same_settings, sampled
 from ..parallel.communicator import Communicator, checksum
 from ..parallel.flat import take_effects
 from ..run.backend import make_of
-from ..run.compile import compile as compile_program
 from ..run.cpu_backend import isa_of
 from ..runs.state import TrainState, shown
 from ..step.exchange import Exchange
@@ -110,7 +109,7 @@ class SumSteps(Steps):
         norms, updates = exchange.ending(
             self.state, divisor=divisor, max_norm=self.max_norm, max_value=self.max_value, reached=exchange.reached
         )
-        return compile_program(norms, updates, **self.options), [*norms, *updates]
+        return self.program(norms, updates), [*norms, *updates]
 
     def micro_program(
         self, exchange: Exchange, graph: BatchGraph, values: Mapping[Stored, Value], outputs: list[Value]
@@ -118,7 +117,7 @@ class SumSteps(Steps):
         """The program of a micro-batch that writes to the flat array. values: of parameters and buffers."""
         written = [values.get(p.stored) for p in (*exchange.parameters, *exchange.buffers)]
         updates = exchange.collect([*written, *graph.outputs[:2]])
-        run = compile_program(outputs, updates, **self.options)
+        run = self.program(outputs, updates)
         return CompiledBatch(
             run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()),
             exchange.parameters, options=self.options, layout=graph.layout,
@@ -271,8 +270,8 @@ class RankSteps(SumSteps):
         self._reported = time.perf_counter()
         return each
 
-    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
-        """Compile all that `run` of these rows runs."""
+    def programs_of(self, rows: RowRange) -> list[CompiledBatch]:
+        """Compile all that `run` of these rows runs, the same programs on all ranks."""
         self._compare_model()
         self._compare_settings(rows)
         if rows.backward:

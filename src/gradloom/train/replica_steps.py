@@ -62,7 +62,7 @@ class ReplicaSteps(SumSteps):
         size = self.ranks.size
         return RowRange(self.source, i * size, (i + 1) * size, size, 1, True)
 
-    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
+    def programs_of(self, rows: RowRange) -> list[CompiledBatch]:
         """Compile the program of this replica's first sample."""
         return [self._micro_for(self.source.sample(rows.start + self.ranks.rank))[0]]
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,7 +22,9 @@ from ..graph.stored import Stored, copies, replace
 from ..graph.structure import structure
 from ..graph.value import Value
 from ..optim.state import OptimizerState
+from ..parallel.agree import largest_of
 from ..parallel.communicator import Communicator
+from ..run.budget import ProcessBudget
 from ..run.compile import compile as compile_program
 from ..run.diagnose import step_error
 from ..step.exchange import Exchange
@@ -33,6 +36,7 @@ from .objective import BatchGraph
 from .result import Mark, Result
 from .source import FeedSource, RowSource
 
+T = TypeVar("T")
 Failed = GuardTripped | NotFinite | IndexOutOfRange  # why a micro-batch was not applied
 # the program, micro-batches done, the outputs of each as in CompiledBatch.outputs, why the next one failed
 Call = tuple[CompiledBatch, int, list[np.ndarray], Failed | None]
@@ -87,13 +91,16 @@ class Steps:
         build: str = "opt",
         accumulate: int = 1,
         dynamic: bool = False,
+        budget: ProcessBudget | None = None,
     ) -> None:
         self.objective, self.cache, self.state = objective, cache, state
         self.build, self.accumulate, self.dynamic, self.skips = build, accumulate, dynamic, skips
-        self.seed, self.options = seed, options
+        self.seed, self.options, self.budget = seed, options, budget
         self.max_norm, self.max_value = max_norm, max_value
         self.keeps_gradients = build == "grad" or accumulate > 1
         self.compiled: dict[Hashable, CompiledBatch] = cache.table()
+        self._result_bytes: dict[Hashable, int] = {}  # of passes, by their rows
+        self._is_within = False  # inside of within_budget
         self.done = self.skipped = 0
         self.reset()
 
@@ -124,6 +131,18 @@ class Steps:
 
     def prepare(self, rows: RowRange) -> list[CompiledBatch]:
         """Compile all that `run` of these rows runs."""
+
+        def build(_: int) -> list[CompiledBatch]:
+            steps = self.programs_of(rows)
+            size = rows.batch_size if rows.backward and not self.keeps_gradients else rows.micro_size
+            whole = max((step.run.record_bytes for step in steps), default=0) * -(-rows.count // size)
+            self._result_bytes[rows.source, rows.backward] = 2 * whole + min(whole, CALL_BYTES)
+            return steps
+
+        return self.within_budget(build)
+
+    def programs_of(self, rows: RowRange) -> list[CompiledBatch]:
+        """Compile all that `run` of these rows runs, without regard to memory."""
         groups = [group for batch in rows.ends() for group in self._groups(batch)]
         return [self._compiled(rows, group) for group in groups]
 
@@ -337,6 +356,30 @@ class Steps:
 
     # ---- building --------------------------------------------------------------------------------------------
 
+    def program(self, outputs: Sequence[Value], updates: Sequence[Value] = ()) -> Any:
+        """Compile a program with the options of the steps."""
+        if self.budget is not None:
+            return self.budget.compile(outputs, updates, self.options)
+        return compile_program(outputs, updates, **self.options)
+
+    def within_budget(self, build: Callable[[int], T], sizes: Sequence[int] = (0,), more: int = 0) -> T:
+        """What build(size) compiles, of the first size with which the process stays below the memory budget: with its
+        programs, the results of passes and `more` bytes. They are planned before; BudgetError where no size is small
+        enough. Without a budget, of the first size."""
+        budget, size = self.budget, sizes[0]
+        if budget is None or self._is_within:
+            return build(size)
+        self._is_within = True
+        try:
+            with self.cache.trying() as drop:
+                size = budget.first_within(
+                    sizes, build, forget=drop, more=lambda: more + sum(self._result_bytes.values()),
+                    largest=partial(largest_of, self.ranks),
+                )  # fmt: skip
+            return build(size)
+        finally:
+            self._is_within = False
+
     def compiled_for(
         self,
         source: RowSource | FeedSource,
@@ -362,12 +405,15 @@ class Steps:
         def make(others: Sequence[Parameter] = ()) -> CompiledBatch:
             return self._compile(self.objective.graph(source, rows, backward, measures), update, others)
 
-        step = self.cache.get(self.compiled, key, backward, make)
-        others = self._others(step.parameters, update)
-        update_key = self._update_key(step.parameters, others, update)
-        if update_key != step.update_key:
-            step = self.cache.get(self.compiled, (*key, update_key), backward, lambda: make(others))
-        return step
+        def build(_: int) -> CompiledBatch:
+            step = self.cache.get(self.compiled, key, backward, make)
+            others = self._others(step.parameters, update)
+            update_key = self._update_key(step.parameters, others, update)
+            if update_key != step.update_key:
+                step = self.cache.get(self.compiled, (*key, update_key), backward, lambda: make(others))
+            return step
+
+        return self.within_budget(build)
 
     def _others(self, parameters: Sequence[Parameter], update: bool) -> tuple[Parameter, ...]:
         """Parameters that an update finds in the open window besides these: those of another graph."""
@@ -391,7 +437,7 @@ class Steps:
                 updates=update, others=others, max_norm=self.max_norm, max_value=self.max_value,
             )  # fmt: skip
             outputs = [*outputs, *norms]
-        run = compile_program(outputs, updates, **self.options)
+        run = self.program(outputs, updates)
         return CompiledBatch(
             run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()), updated,
             self._update_key(graph.parameters, others, update), self.options, self._statistics(run, update),

@@ -78,6 +78,7 @@ class EarlyStopping(Callback, KeywordHints):
             raise SettingError(setting="mode", seen=mode, need="min, max or auto", place="EarlyStopping")
         self.patience, self.min_delta = int(patience), float(min_delta)
         self.restore_best = as_bool("restore_best", restore_best, "EarlyStopping")
+        self.copies = int(self.restore_best)
         self.monitor = monitor
         self.mode = mode if mode != "auto" else "max" if (monitor or "").lower().endswith(_HIGHER) else "min"
         self._trainer: Trainer | None = None

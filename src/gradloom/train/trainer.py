@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Hashable, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -34,9 +33,8 @@ from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes, device_bytes, device_of, device_of_rank
-from ..run.compile import compile as compile_program
 from ..runs.state import TrainState
-from .arguments import check_options, need_devices, with_backend
+from .arguments import budget_of, check_options, check_used, need_devices, with_backend
 from .batches import CompiledBatch, RowRange
 from .compile_cache import CompileCache
 from .marked import MarkedGraph
@@ -140,7 +138,7 @@ class Trainer(AttributeHints):
         state = self.optimizer_state
         if use.ema != (0.0 if state.average is None else state.average.decay):
             state.average = Average(use.ema) if use.ema else None
-        self._check_used(loss, communicator, use.exchange, class_weights)
+        check_used(use, build, loss, communicator, class_weights)
         if communicator is not None and "backend" in options:
             with Agreement(communicator).own():
                 options["backend"] = device_of_rank(options["backend"], communicator.rank)
@@ -148,6 +146,7 @@ class Trainer(AttributeHints):
         else:
             need_devices(options)
         has_devices = isinstance(model, Module) and any(p.stored.device for _, p, _ in model.named_stored())
+        budget = budget_of(use.memory, options, communicator, self.dynamic, has_devices)
         if communicator is not None and ("devices" in options or (has_devices and "backend" not in options)):
             name = "devices" if "devices" in options else "Module.to"
             raise SettingError(
@@ -169,7 +168,7 @@ class Trainer(AttributeHints):
         given = self.objective, self.cache, state
         of_steps: dict[str, Any] = {
             "build": build, "accumulate": accumulate, "dynamic": self.dynamic, "seed": seed, "max_norm": self.max_norm,
-            "max_value": self.max_value, "skips": use.on_nonfinite == "skip", "options": options,
+            "max_value": self.max_value, "skips": use.on_nonfinite == "skip", "options": options, "budget": budget,
         }  # fmt: skip
         self.driver: Steps = (
             Steps(*given, **of_steps) if communicator is None
@@ -190,21 +189,6 @@ class Trainer(AttributeHints):
         loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", type(self.loss).__name__)
         loss = loss if isinstance(self.model, MarkedGraph) else f"loss {loss}"
         return f"Trainer({model}, {loss}, {self.optimizer!r}, {state.steps} steps done)"
-
-    def _check_used(
-        self, loss: Any, communicator: Communicator | None, exchange: str, class_weights: np.ndarray | None
-    ) -> None:
-        """SettingError for a setting that would have no effect."""
-        for name in ("max_norm", "max_value"):
-            if self.build != "opt" and not math.isinf(getattr(self, name)):
-                text = f"{{{name}}} requires build='opt'; this Trainer has {{build}}"
-                raise SettingError(text, {name: ..., "build": self.build}, place="Trainer")
-        if communicator is None and exchange != "ordered":
-            text = "{exchange} requires {communicator}"
-            raise SettingError(text, exchange=exchange, communicator=..., place="Trainer")
-        if class_weights is not None and loss in ("mean", "sum"):
-            text = "{class_weights} cannot be combined with {loss}, which reads no labels"
-            raise SettingError(text, class_weights=..., loss=loss, place="Trainer")
 
     @property
     def claim(self) -> Claim:
@@ -259,12 +243,19 @@ class Trainer(AttributeHints):
         ShapeError for an output without the rows along its first axis.
         """
         source = FeedSource(batch, kind=self.objective.input_kind)
+        outputs, run = self.prepare_predict(source)
+        with self._weights(averaged=True):
+            return outputs, run(**{k: v for k, v in source.feeds.items() if k in run.inputs})
+
+    @builds_graphs
+    def prepare_predict(self, source: FeedSource) -> tuple[Outputs, Any]:
+        """(outputs, program) of `predict` for such rows, which is compiled and does not run."""
         self.cache.refresh(False)
         if self.dynamic:
             self._predicting.clear()
-        outputs, run = self.cache.get(self._predicting, source.key, False, lambda: self._prediction(source))
-        with self._weights(averaged=True):
-            return outputs, run(**{k: v for k, v in source.feeds.items() if k in run.inputs})
+        return self.driver.within_budget(
+            lambda _: self.cache.get(self._predicting, source.key, False, lambda: self._prediction(source))
+        )
 
     def _prediction(self, source: FeedSource) -> tuple[Outputs, Any]:
         x = source.leaves(source.rows)[0]
@@ -276,7 +267,7 @@ class Trainer(AttributeHints):
             if v.shape[:1] != (source.rows,):
                 seen = f"an output {describe(v)} of a batch of {source.rows} rows"
                 raise ShapeError(f"predict: {seen}; need the rows along the first axis; node {v.node.label}")
-        return outputs, compile_program(values, **self.options)
+        return outputs, self.driver.program(values)
 
     # ---- rows of a data set ------------------------------------------------------------------------------
 
@@ -430,6 +421,11 @@ class Trainer(AttributeHints):
         """Call a listener; with ranks on rank 0 only, then all copy its weights, and stop if it asks for that."""
         with self._weights(averaged=True):
             self.driver.notify(listener, *results)
+
+    def set_accumulate(self, accumulate: int) -> None:
+        """Let `accumulate` micro-batches make a step: before the first one."""
+        self.accumulate = self.driver.accumulate = accumulate
+        self.driver.keeps_gradients = self.build == "grad" or accumulate > 1
 
     # ---- reading and resetting -----------------------------------------------------------------------------
 

@@ -1,0 +1,235 @@
+"""memory= of gl.fit, Trainer, evaluate and predict: the process stays below the budget with the numbers of a run
+without one, or the training is rejected before it begins. Trainings are processes of their own, which report peaks."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom.base.errors import BudgetError, SettingError
+from gradloom.base.memory import present
+from gradloom.graph.stored import Stored
+from gradloom.train.arguments import halves
+
+MIB = 1 << 20
+
+# A deep network whose activations are most of its memory; `train` is replaced.
+SCRIPT = """
+import hashlib, json, sys
+import numpy as np
+import gradloom as gl
+from gradloom.base.memory import resident_peak
+rng = np.random.default_rng(0)
+x = rng.standard_normal((8300, 16)).astype(np.float32)
+y = (x[:, 0] > 0).astype(np.int32)
+memory, depth, width, options = json.loads(sys.argv[1])
+layers = [layer for _ in range(depth) for layer in (gl.nn.Linear(width, width), gl.nn.Tanh())]
+net = gl.nn.Sequential(gl.nn.Linear(16, width), *layers, gl.nn.Linear(width, 2))
+found = {}
+try:
+    TRAIN
+except gl.GradloomError as error:
+    found["error"] = str(error)
+found["peak"] = resident_peak()
+found["digest"] = hashlib.sha256(b"".join(v.tobytes() for v in net.state_dict().values())).hexdigest()
+print(json.dumps(found))
+"""
+FIT = """
+    history = gl.fit(net, (x, y), epochs=2, batch_size=4000, val_split=0.1, progress=False, memory=memory, **options)
+    found |= {"planned": history[-1].planned_bytes, "loss": history[-1].val.loss}
+"""
+
+
+def train(
+    body: str, memory: int | str | None = None, depth: int = 30, width: int = 128, **options: Any
+) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace("    TRAIN\n", body), json.dumps([memory, depth, width, options])],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def least_of(error: str) -> int:
+    """The bytes that an error gives as the least."""
+    found = re.search(r"at least about ([\d.]+) MiB", error)
+    assert found is not None, error
+    return int(float(found[1]) * MIB)
+
+
+def test_fit_stays_below_its_budget_with_the_same_bits() -> None:
+    whole = train(FIT, micro_batch_size=4000)
+    refused = train(FIT, 48 * MIB, micro_batch_size=4000)
+    budget = least_of(refused["error"]) + 6 * MIB
+    assert budget < whole["peak"] and "fewer rows" in refused["error"]
+    small = train(FIT, budget, micro_batch_size=4000)
+    assert small["peak"] <= budget and small["planned"] < whole["planned"] * 0.7
+    assert small["digest"] == whole["digest"] and small["loss"] == whole["loss"]
+
+
+WIDE = """
+    x, y = np.tile(x, (4, 1)), np.tile(y, 4)
+    history = gl.fit(net, (x, y), epochs=1, batch_size=16000, progress=False, memory=memory, **options)
+    found["planned"] = history[-1].planned_bytes
+"""
+
+
+def test_fewer_rows_at_once_where_recomputation_does_not_suffice() -> None:
+    wide: dict[str, Any] = {"depth": 1, "width": 512}
+    least = least_of(train(WIDE, 48 * MIB, micro_batch_size=16000, **wide)["error"])
+    budget = least - 30 * MIB
+    small = train(WIDE, budget, **wide)
+    assert "error" not in small, small
+    assert small["peak"] <= budget
+    sizes = (size for size in halves(16000) if train(WIDE, micro_batch_size=size, **wide)["digest"] == small["digest"])
+    assert next(sizes, None) is not None
+
+
+TRAINER = """
+    trainer = gl.Trainer(net, memory=memory, **options)
+    data = gl.data.Dataset(x, y)
+    for _ in range(2):
+        gl.epoch(trainer, data, batch_size=4000)
+    found["loss"] = trainer.step(x[:3900], y[:3900]).loss
+    found["planned"] = trainer.planned_bytes
+"""
+
+
+def test_a_trainer_stays_below_its_budget_with_the_same_bits() -> None:
+    whole = train(TRAINER)
+    budget = least_of(train(TRAINER, 48 * MIB)["error"]) + 6 * MIB
+    small = train(TRAINER, budget)
+    assert "error" not in small, small
+    assert small["peak"] <= budget < whole["peak"] and small["planned"] < whole["planned"]
+    assert small["digest"] == whole["digest"] and small["loss"] == whole["loss"]
+
+
+MEASURE = """
+    measured = gl.evaluate(net, (x, y), memory=memory, **options)
+    outputs = gl.predict(net, x, memory=memory, **options)
+    found |= {"loss": measured.loss, "outputs": hashlib.sha256(outputs.tobytes()).hexdigest()}
+"""
+
+
+def test_evaluate_and_predict_stay_below_their_budget() -> None:
+    whole = train(MEASURE, depth=0, width=1 << 15)
+    least = least_of(train(MEASURE, 16 * MIB, depth=0, width=1 << 15)["error"])
+    small = train(MEASURE, least + 6 * MIB, depth=0, width=1 << 15)
+    assert "error" not in small and small["peak"] <= least + 6 * MIB < whole["peak"]
+    assert abs(small["loss"] - whole["loss"]) < 1e-6
+    generous = train(MEASURE, 800 * MIB, depth=0, width=1 << 15)
+    assert (generous["loss"], generous["outputs"]) == (whole["loss"], whole["outputs"])
+
+
+def fit_table(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gradloom", "fit", "t.csv", "--epochs", "2", "--batch-size", "1024", "--json"]
+    more = ["--hidden", "2048", "--ensemble", "1", "--dropout", "0"]
+    return subprocess.run([*command, *more, *options], cwd=folder, capture_output=True, text=True)
+
+
+def test_the_command_keeps_the_rows_that_a_budget_chose(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [f"{a:.4f},{b:.4f},{'yes' if a + b > 0 else 'no'}" for a, b in rng.standard_normal((3000, 2))]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *rows]))
+    refused = fit_table(tmp_path, "--memory", "32MiB", "--micro-batch-size", "1024")
+    assert refused.returncode == 2 and "--memory" in refused.stderr and not (tmp_path / "gradloom-out/model").exists()
+    budget = least_of(refused.stderr) - 4 * MIB
+    done = fit_table(tmp_path, "--memory", str(budget), "--out", "small")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    micro = found["micro_batch_size"]
+    assert (
+        found["peak_bytes"] <= budget and micro < 1024 and f"{micro} rows are computed at once, not 1024" in done.stderr
+    )
+    assert f"micro_batch_size = {micro}\n" in (tmp_path / "small" / "settings.toml").read_text()
+    same = fit_table(tmp_path, "--micro-batch-size", str(micro), "--out", "same")
+    small, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("small", "same"))
+    assert (
+        json.loads(same.stdout.splitlines()[-1])["val_loss" if "val_loss" in found else "train_loss"]
+        == (found["val_loss" if "val_loss" in found else "train_loss"])
+    )
+    assert len(small) == len(again)
+
+
+@pytest.mark.parametrize("given", ["few", -1, 0, True, 1.5])
+def test_budgets_that_are_no_bytes(given: object) -> None:
+    with pytest.raises(SettingError, match="memory"):
+        gl.Trainer(gl.nn.Linear(2, 2), memory=given)
+
+
+@pytest.mark.parametrize("options", [{"device": "gpu"}, {"backend": "numpy"}, {"devices": ("gpu", "cpu")}])
+def test_a_budget_is_for_steps_on_the_cpu(options: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match="requires device 'cpu'"):
+        gl.Trainer(gl.nn.Linear(2, 2), memory="1GiB", **options)
+    with pytest.raises(SettingError, match="requires device 'cpu'"):
+        gl.evaluate(gl.nn.Linear(2, 2), (np.ones((4, 2)), np.ones(4, int)), memory="1GiB", **options)
+
+
+def test_a_budget_requires_graphs_that_stay() -> None:
+    with pytest.raises(SettingError, match="dynamic=True are mutually exclusive"):
+        gl.Trainer(gl.nn.Linear(2, 2), memory="1GiB", dynamic=True)
+
+
+def test_auto_changes_nothing_where_there_is_room() -> None:
+    x = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
+    nets = [gl.nn.Linear(4, 2) for _ in range(2)]
+    for net, memory in zip(nets, (None, "auto"), strict=True):
+        gl.fit(net, (x, (x[:, 0] > 0).astype(np.int32)), epochs=2, progress=False, memory=memory, val_split=0.2)
+    assert all(
+        np.array_equal(a, b) for a, b in zip(nets[0].state_dict().values(), nets[1].state_dict().values(), strict=True)
+    )
+
+
+def test_a_training_that_does_not_fit_leaves_the_model_as_it_was() -> None:
+    x, net = np.ones((64, 4), np.float32), gl.nn.Linear(4, 2)
+    net.init(0)
+    before = {name: array.copy() for name, array in net.state_dict().items()}
+    optimizer = gl.optim.AdamW(net.parameters())
+    with pytest.raises(BudgetError, match="at least about"):
+        gl.fit(net, (x, np.ones(64, np.int32)), optimizer=optimizer, memory="1MiB", progress=False)
+    assert all(np.array_equal(before[name], array) for name, array in net.state_dict().items())
+    gl.fit(net, (x, np.ones(64, np.int32)), optimizer=optimizer, progress=False)  # and it can be trained without
+    assert optimizer.state.steps == 2
+
+
+def test_ranks_choose_one_arena() -> None:
+    """The ranks are threads of this process."""
+    x = np.random.default_rng(0).standard_normal((256, 16)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int32)
+
+    def net() -> gl.nn.Module:
+        return gl.nn.Sequential(*(layer for _ in range(6) for layer in (gl.nn.Linear(16, 16), gl.nn.Tanh())))
+
+    def run(memory: int | str | None) -> list[np.ndarray]:
+        def rank(communicator: Any) -> list[np.ndarray]:
+            made = net()
+            gl.fit(made, (x, y), batch_size=128, parallel=communicator, memory=memory, progress=False, epochs=2)
+            return list(made.state_dict().values())
+
+        from tests.train.split_training import on_ranks
+
+        return on_ranks(2, rank)[0]
+
+    for a, b in zip(run(None), run("4GiB"), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_bytes_that_are_present_are_counted() -> None:
+    deferred = Stored.deferred("a", (1 << 20,), lambda: np.zeros(1 << 20, np.float32))
+    assert deferred.absent_bytes == 4 * MIB
+    deferred.write(1.0)
+    assert deferred.absent_bytes == 0
+    assert present(0, 0) == 0
+    untouched = np.empty(64 * MIB, np.uint8)
+    assert present(untouched.ctypes.data, untouched.nbytes) < MIB
+    untouched[: 8 * MIB] = 1
+    assert 8 * MIB <= present(untouched.ctypes.data, untouched.nbytes) < 11 * MIB
