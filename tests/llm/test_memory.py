@@ -80,3 +80,68 @@ def test_a_budget_is_for_steps_on_the_cpu(folder: Path) -> None:
 def test_functions_without_a_budget_of_the_process_refuse_it() -> None:
     with pytest.raises(SettingError, match="memory is not an argument"):
         gl.dp_train(gl.nn.Linear(2, 2), [], loss_fn=None, iterations=1, memory="1GiB")
+
+
+def command(folder: Path, name: str, *options: str) -> dict[str, Any]:
+    """As `finetune`, of another command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gradloom", name, "model.gguf", *options, "--json"],
+        cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr.splitlines()[-1]}
+
+
+def least_of(error: str) -> int:
+    return int(float(error.split("at least about ")[1].split(" MiB")[0]) * MIB)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "same"),
+    [
+        ("evaluate", ("text.txt", "--context", "256", "--batch-size", "16"), ("perplexity", "tokens")),
+        ("generate", ("--prompt", "the quick", "-n", "8", "--temperature", "0"), ("tokens", "text")),
+    ],
+)
+def test_evaluate_and_generate_stay_below_their_budget(
+    folder: Path, name: str, options: tuple[str, ...], same: tuple[str, ...]
+) -> None:
+    whole = command(folder, name, *options)
+    refused = command(folder, name, *options, "--memory", "24MiB")["error"]
+    budget = least_of(refused) + 4 * MIB
+    small = command(folder, name, *options, "--memory", str(budget))
+    assert "error" not in small, small
+    assert all(small[key] == whole[key] for key in same)
+    if name == "generate":
+        assert small["peak_bytes"] <= budget
+    assert (
+        "--memory 1GiB requires device 'cpu'"
+        in command(folder, name, *options, "--memory", "1GiB", "--device", "gpu")["error"]
+    )
+    assert "--memory x" in command(folder, name, *options, "--memory", "x")["error"]
+
+
+def test_evaluate_takes_fewer_rows_at_once_where_none_are_asked_for(folder: Path) -> None:
+    """In a process of its own, which measures its peak."""
+    code = """
+import json, sys
+import gradloom as gl
+from gradloom.base.memory import resident_peak
+memory = int(sys.argv[1]) or None
+found = {}
+try:
+    found["nll"] = gl.llm.evaluate("model.gguf", "text.txt", context=32, memory=memory).nll
+except gl.GradloomError as error:
+    found["error"] = str(error)
+print(json.dumps(found | {"peak": resident_peak()}))
+"""
+
+    def run(memory: int) -> dict[str, Any]:
+        done = subprocess.run([sys.executable, "-c", code, str(memory)], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    whole, refused = run(0), run(24 * MIB)
+    budget = least_of(refused["error"]) + 2 * MIB
+    small = run(budget)
+    assert "error" not in small and small["peak"] <= budget
+    assert small["nll"] == pytest.approx(whole["nll"], rel=1e-6)
