@@ -17,6 +17,7 @@ import click
 from .. import __version__
 from ..base.errors import GradloomError
 from ..base.exit_codes import Exit
+from ..base.extras import broken_requirement, need_required
 from ..base.memory import need_start_memory
 from ..base.native import PACKAGE
 from ..base.settings import core_count
@@ -61,6 +62,8 @@ def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(command)
     def call(*arguments: Any, **options: Any) -> int:
         need_start_memory(core_count())
+        if command.__name__ != "doctor":  # it reports them itself
+            need_required()
         try:
             return command(*arguments, **options)
         except GradloomError as error:
@@ -161,9 +164,10 @@ def _run(given: list[str]) -> int:
     except (StdoutError, BrokenPipeError) as error:
         return _stdout_failed(error)
     except ImportError as error:
-        if error.name != PACKAGE:
+        line = str(error).removeprefix("gradloom: ") if error.name == PACKAGE else broken_requirement(error)
+        if line is None:
             raise
-        return _refuse(str(error).removeprefix("gradloom: "))
+        return _refuse(line)
     except (MemoryError, RecursionError, OverflowError, UnicodeError, OSError) as error:
         return _refuse(_what_failed(error))
     except RuntimeError as error:
