@@ -16,15 +16,18 @@ from .parser import Option
 _MEASURING_BYTES = 512 << 20  # of checking the kernels, about
 
 
+HELP = """Report on this machine and this installation, measure them, and check the kernels.
+
+Exit code 0: all is well; 1: something is missing, stale or wrong; the last lines give the remedy.
+"""
+
+
 def doctor(
     threads: Annotated[int | None, Option(help="Threads to measure. [default: the machine's cores]")] = None,
     quick: Annotated[bool, Option("--quick", help="Skip measurements.")] = False,
     json: Json = False,
 ) -> int:
-    """Report on this machine and this installation, measure them, and check the kernels.
-
-    Exit code 0: all is well; 1: something is missing, stale or wrong; the last lines give the remedy.
-    """
+    """Run the command; returns its exit code."""
     from ..base.errors import SettingError
 
     need_whole("threads", threads)

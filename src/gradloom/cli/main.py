@@ -104,8 +104,9 @@ def _with_quiet(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _load(name: str) -> Command:
-    function = getattr(import_module(f".{name}", __package__), name)
-    return command(_stoppable(function if name in ("runs", "info", "doctor") else _with_quiet(function)))
+    module = import_module(f".{name}", __package__)
+    function = getattr(module, name)
+    return command(_stoppable(function if name in ("runs", "info", "doctor") else _with_quiet(function)), module.HELP)
 
 
 _VERSION = click.Option(

@@ -22,11 +22,14 @@ _DEPTH = 6  # of folders; those that begin with a dot are left out
 _MOST_FOLDERS = 10_000
 
 
+HELP = """List the runs in a folder and below it, in the order of their beginning: state, length, numbers."""
+
+
 def runs(
     folder: Annotated[str, Argument(help="Folder to search, with all folders below it.")] = ".",
     json: Json = False,
 ) -> int:
-    """List the runs in a folder and below it, in the order of their beginning: state, length, numbers."""
+    """Run the command; returns its exit code."""
     from ..base.errors import FileError
 
     need_place("folder", folder)
