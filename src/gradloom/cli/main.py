@@ -20,6 +20,7 @@ from ..base.exit_codes import Exit
 from ..base.extras import broken_requirement, need_required
 from ..base.memory import need_start_memory
 from ..base.native import PACKAGE
+from ..base.reasons import reason_of, remedy_of
 from ..base.settings import core_count
 from ..base.uploads import shown_by
 from .common import (
@@ -213,7 +214,7 @@ def _what_failed(error: Exception) -> str:
         if isinstance(error, FileNotFoundError) and error.filename is None and not _has_working_directory():
             return "working directory: does not exist any more; need one that does, or whole paths"
         name = error.filename if isinstance(error.filename, str) else "input or output"
-        return f"{name}: {(error.strerror or seen or 'cannot be used').lower()}"
+        return f"{name}: {reason_of(error)}{remedy_of(error)}"
     return f"input or output: a text that cannot be converted ({seen}); need UTF-8"
 
 

@@ -31,6 +31,7 @@ def runs(
 ) -> int:
     """Run the command; returns its exit code."""
     from ..base.errors import FileError
+    from ..base.reasons import unreadable
 
     need_place("folder", folder)
     if not os.path.isdir(folder):
@@ -38,7 +39,7 @@ def runs(
     try:
         os.scandir(folder).close()
     except OSError as error:
-        raise FileError(f"{folder}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+        raise FileError(f"{folder}: {unreadable(error)}") from None
     found = sorted(_found(Path(folder)), key=lambda run: (run["begun"] or "", run["name"]))
     width = shutil.get_terminal_size((80, 24)).columns
     for run in found:
