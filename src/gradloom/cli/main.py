@@ -22,6 +22,7 @@ from ..base.memory import need_start_memory
 from ..base.native import PACKAGE
 from ..base.reasons import reason_of, remedy_of
 from ..base.settings import core_count
+from ..base.terminal import BYTES_AS_THEY_ARE
 from ..base.uploads import shown_by
 from .common import (
     OF_PYTHON,
@@ -139,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     remember(given)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files are printed as the bytes that they are
         sys.stdout.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors=BYTES_AS_THEY_ARE)
     with streams(), signals(lasting=arguments is None), shown_by(Uploads().show):
         code = late_exit_code(_run(given))
         try:
@@ -162,7 +165,8 @@ def _run(given: list[str]) -> int:
     except click.ClickException as error:  # an unknown option, a value of another type
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "gradloom"
-        return _refuse(f"{_of_parser(error, context)}; see {path} --help", error.exit_code)
+        message = _of_parser(error, context)
+        return _refuse(message if message.endswith("--help") else f"{message}; see {path} --help", error.exit_code)
     except (StdoutError, BrokenPipeError) as error:
         return _stdout_failed(error)
     except ImportError as error:
@@ -215,6 +219,8 @@ def _what_failed(error: Exception) -> str:
             return "working directory: does not exist any more; need one that does, or whole paths"
         name = error.filename if isinstance(error.filename, str) else "input or output"
         return f"{name}: {reason_of(error)}{remedy_of(error)}"
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "ascii":
+        return f"input or output: {seen}; need a locale of UTF-8, such as LC_ALL=C.UTF-8, or PYTHONUTF8=1"
     return f"input or output: a text that cannot be converted ({seen}); need UTF-8"
 
 
