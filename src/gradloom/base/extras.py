@@ -52,7 +52,7 @@ def broken_requirement(error: ImportError) -> str | None:
     broken = [modules[top] for top in (name.split(".")[0] for name in names) if top in modules]
     if not broken:
         return None
-    reason = next(iter(str(error).strip().splitlines()), "ImportError")
+    reason = next(iter(str(error.__cause__ or error).strip().splitlines()), "ImportError")
     return f"{broken[-1]} cannot be imported: {reason}; run `pip install --force-reinstall {broken[-1]}`"
 
 
