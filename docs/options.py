@@ -64,7 +64,7 @@ def _section(name: str) -> str:
     command = commands()[name]
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
-    line = " ".join(["gradloom", name, *(a.name.upper() for a in arguments)])
+    line = " ".join(["gradloom", name, *(a.name.upper() if a.required else f"[{a.name.upper()}]" for a in arguments)])
     lines = [f"    {line} [options]", "", "| argument or option | |", "|---|---|"]
     lines += [f"| `{a.name.upper()}` | {_text(a.text)} |" for a in arguments]
     for option in options:

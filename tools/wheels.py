@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import uuid
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 import nanobind
+import ziglang
 from elftools.elf.elffile import ELFFile
+from materials import bill_of_materials, components, with_licenses
 from scikit_build_core.build import prepare_metadata_for_build_wheel
 from wheel.wheelfile import WheelFile
 
@@ -191,7 +191,6 @@ class Package(NamedTuple):
         for path in (folder / about).rglob("*"):
             if path.is_file() and path.name not in ("RECORD", "WHEEL"):
                 files[path.relative_to(folder).as_posix()] = path.read_bytes()
-        files[f"{about}/licenses/nanobind/LICENSE"] = license_of("nanobind")
         return cls(name, version, files, about)
 
     def write(self, out: Path, platform: str, abi: str, modules: dict[str, bytes]) -> Path:
@@ -200,7 +199,15 @@ class Package(NamedTuple):
         files[f"{self.about}/WHEEL"] = (
             f"Wheel-Version: 1.0\nGenerator: gradloom\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
         )
-        files[f"{self.about}/sboms/gradloom.cdx.json"] = bill_of_materials(self.version, platform).encode()
+        parts = components(
+            PLATFORMS[platform].target,
+            (importlib.metadata.version("nanobind"), NANOBIND),
+            (importlib.metadata.version("ziglang"), Path(ziglang.__file__).parent),
+        )
+        files[f"{self.about}/sboms/gradloom.cdx.json"] = bill_of_materials(self.version, platform, parts).encode()
+        texts = {f"third_party/{one.name}/{file}": text for one in parts for file, text in one.texts.items()}
+        files |= {f"{self.about}/licenses/{path}": text for path, text in texts.items()}
+        files[f"{self.about}/METADATA"] = with_licenses(files[f"{self.about}/METADATA"], list(texts))
         path = out / f"{self.name}-{self.version}-{tag}.whl"
         with WheelFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
             for file in sorted(files, key=lambda file: (".dist-info/" in file, file)):
@@ -208,36 +215,6 @@ class Package(NamedTuple):
                 info.external_attr = (0o755 if file.endswith((".so", ".pyd")) else 0o644) << 16
                 wheel.writestr(info, files[file], zipfile.ZIP_DEFLATED)
         return path
-
-
-def license_of(package: str) -> bytes:
-    found = [p for p in importlib.metadata.files(package) or () if p.name == "LICENSE"]
-    return found[0].read_binary()
-
-
-def bill_of_materials(version: str, platform: str) -> str:
-    """What is compiled into the modules, in the form CycloneDX (PEP 770)."""
-
-    def component(name: str, version: str, license: str, package: str | None = None) -> dict[str, object]:
-        return {"type": "library", "name": name, "version": version, "licenses": [{"expression": license}]} | (
-            {"purl": package} if package else {}
-        )
-
-    own = component("gradloom", version, "MIT", f"pkg:pypi/gradloom@{version}")
-    zig, binding = importlib.metadata.version("ziglang"), importlib.metadata.version("nanobind")
-    document = {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'gradloom {version} {platform}')}",
-        "version": 1,
-        "metadata": {"component": own | {"bom-ref": "gradloom"}},
-        "components": [
-            component("nanobind", binding, "BSD-3-Clause", f"pkg:pypi/nanobind@{binding}"),
-            component("robin-map", f"of nanobind {binding}", "MIT"),
-            component("libc++, libc++abi, compiler-rt", f"of zig {zig}", "Apache-2.0 WITH LLVM-exception"),
-        ],
-    }
-    return json.dumps(document, indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -88,13 +88,42 @@ def test_the_script_passes_the_shells_checks() -> None:
     assert dict(head)["signal"] == "B:TERM@120" and "requeue" in dict(head)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "code", "restarts", "again"),
+    [(1, 137, 0, True), (1, 137, 20, False), (1, 143, 20, True), (2, 9, 0, True), (1, 9, 0, False), (1, 1, 0, False)],
+)
+def test_a_killed_run_is_repeated(
+    tmp_path: Path, cluster: dict[str, str], ranks: int, code: int, restarts: int, again: bool
+) -> None:
+    for name in ("gradloom", "mpiexec"):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    env = cluster | {"SLURM_NTASKS": str(ranks), "SLURM_RESTART_COUNT": str(restarts)}
+    ended = job(env, tmp_path, "fit", DIGITS)
+    assert ended.wait(60) == (137 if code == 9 and ranks > 1 else code)
+    assert requeued(tmp_path) == ["requeue 42"] * again
+
+
 def test_the_codes_of_unit_and_script_are_those_of_the_command() -> None:
+    """docs/command.md: a scheduler repeats a run after these codes, and not after those."""
     unit, script = (DEPLOY / "gradloom@.service").read_text(), (DEPLOY / "gradloom.sbatch").read_text()
     settings = dict(re.findall(r"^(\w+)=(.*)$", unit, re.M))
+    page = " ".join((DEPLOY.parents[1] / "docs" / "command.md").read_text().split())
+    repeated = "after 129, 130, 137 and 143 (and 9 of `mpiexec`), and not after 1 and 2"
+    assert repeated in page and {129, 130, 143} == {code for code in Exit if code > 2}
     assert settings["RestartPreventExitStatus"].split() == [str(Exit.FAILED.value), str(Exit.REFUSED.value)]
-    assert settings["SuccessExitStatus"] == str(Exit.TERMINATED.value)
-    repeated = re.search(r"^([\d| ]+)\) scontrol", script, re.M)
-    assert repeated and [int(n) for n in repeated[1].split("|")] == sorted(c for c in Exit if c > 2)
+    assert settings["RestartForceExitStatus"].split() == ["129", "130", "137", "143"]
+    assert settings["SuccessExitStatus"] == str(Exit.TERMINATED.value)  # after `systemctl stop`
+    (cases,) = re.findall(r"^case \$code in\n(.*?)^esac$", script, re.M | re.S)
+    assert re.findall(r"\d{3}", re.sub("#.*", "", cases)) == ["129", "130", "143", "137"]
+
+
+def test_the_image_gets_no_builds_and_no_environments() -> None:
+    """Each path that git ignores; the pattern of a name in any folder begins with **/."""
+    root = DEPLOY.parents[1]
+    ignored = {line for line in (root / ".gitignore").read_text().splitlines() if line}
+    left_out = {line for line in (root / ".dockerignore").read_text().splitlines() if not line.startswith("#")}
+    assert left_out == {line.strip("/") if line.startswith("/") else f"**/{line.strip('/')}" for line in ignored}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -11,8 +11,8 @@ import pytest
 
 from gradloom.base import memory
 from gradloom.base.errors import BackendError
+from gradloom.base.extras import REQUIRED
 from gradloom.base.settings import Switches, core_count
-from gradloom.cli.doctor import PACKAGES
 from gradloom.cli.main import main
 from gradloom.gpu import devices, measure
 from gradloom.graph.opspec import REGISTRY
@@ -152,7 +152,7 @@ def test_how_a_stale_core_is_found(tmp_path, monkeypatch):
 
 
 def test_missing_packages(capsys, fresh, monkeypatch):
-    monkeypatch.setitem(PACKAGES, "no-such-package", "nothing")
+    monkeypatch.setitem(REQUIRED, "no-such-package", ("nothing", "nothing"))
     code, out = run(capsys, "--quick")
     said = "problem: the package no-such-package (nothing) is not installed; run `pip install no-such-package`"
     assert code == 1 and said in out
@@ -165,7 +165,7 @@ def test_it_looks_for_every_package_that_gradloom_needs():
     needed = set(re.findall(r'"([\w-]+)', listed[1]))
     needed -= {"tomli"} if sys.version_info >= (3, 11) else set()
     needed -= {"colorama"} if sys.platform != "win32" else set()
-    assert needed == set(PACKAGES)
+    assert needed == set(REQUIRED)
 
 
 def test_an_environment_that_cannot_be(capsys, fresh, monkeypatch):

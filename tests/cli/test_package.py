@@ -1,6 +1,8 @@
+import json
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +44,32 @@ def test_the_version_is_that_of_the_build():
     assert (done.returncode, done.stdout) == (0, f"gradloom {gl.__version__}\n")
     built = next((d.version for d in metadata.distributions(name="gradloom")), None)
     assert gl.__version__ in (built, "0+source")
+
+
+@pytest.mark.slow
+def test_help_texts_do_not_depend_on_docstrings():
+    """PYTHONOPTIMIZE=2 removes docstrings and assertions."""
+    code = """
+import contextlib, io, json
+from gradloom.cli.main import _COMMANDS, main
+texts = {}
+for words in ([], *([name] for name in _COMMANDS)):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main([*words, "--help"])
+    texts[" ".join(words)] = out.getvalue()
+print(json.dumps(texts))
+"""
+    texts = [
+        json.loads(
+            subprocess.run([sys.executable, *flags, "-c", code], env=ENV, capture_output=True, check=True).stdout
+        )
+        for flags in ([], ["-OO"])
+    ]
+    assert texts[0] == texts[1] and all(len(text.splitlines()) > 4 for text in texts[0].values())
+
+
+def test_it_trains_without_docstrings(tmp_path):
+    digits = str(Path(__file__).parents[2] / "examples" / "data" / "digits.npz")
+    words = ["fit", digits, "--epochs", "1", "--hidden", "4", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-OO", "-m", "gradloom", *words], env=ENV, capture_output=True, text=True)
+    assert done.returncode == 0 and (tmp_path / "run" / "model.safetensors").exists(), done.stderr

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import subprocess
 import sys
 
 import numpy as np
@@ -15,6 +16,7 @@ from gradloom.cli.progress import change_line
 from gradloom.nn import Linear, Module
 from gradloom.train.display import Display
 from tests.cli.command import run
+from tests.cli.test_fit import ENV
 
 STEERING = "\x1b]0;x\x07\x9b2J\r\x08\x7f\u202e\u2066\u2028z"  # C0, C1, DEL, marks of direction, a line separator
 ESCAPED = r"\x1b]0;x\x07\x9b2J\r\x08\x7f\u202e\u2066\u2028z"
@@ -26,7 +28,7 @@ class Terminal(io.StringIO):
 
 
 def test_what_is_escaped():
-    assert printable(f"a\tb\n{STEERING}é👨‍👩‍👧\udc9b") == f"a\tb\n{ESCAPED}é👨‍👩‍👧\\udc9b"
+    assert printable(f"a\tb\n{STEERING}é👨‍👩‍👧\udc9b") == f"a\tb\n{ESCAPED}é👨‍👩‍👧\\x9b"
     assert in_one_line("a\tb\nc\x1b") == r"a\tb\nc\x1b"
     for code in (*range(32), *range(127, 160)):
         assert printable(chr(code)) == (
@@ -136,3 +138,41 @@ def test_formulas_in_csv(capsys, fitted, tmp_path):
     assert [row[2:] for row in plain[1:]] == [row[2:] for row in escaped[1:]]
     code, _, err = run(capsys, "predict", model, data, "--escape-formulas", "--json")
     assert code == 2 and "--escape-formulas" in err
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C.UTF-8"}, {"LC_ALL": "C"}, ASCII])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["x\xff.csv"], "x\xff.csv: no such file or folder"),
+        (["ü.csv"], "ü.csv: no such file or folder"),
+        (["a.csv", "--lr", "ü"], "Invalid value for '--lr': 'ü' is not a valid float; see gradloom fit --help"),
+        (
+            ["a.csv", "--optimizer", "ü"],
+            "--optimizer ü: must be adamw or adam or sgd or lion or rmsprop or adafactor or muon",
+        ),
+        (["a.csv", "--hidden", "ü"], "--hidden ü: must be "),
+    ],
+)
+def test_names_in_errors_are_the_bytes_that_were_given(tmp_path, locale, words, line):
+    """Also in the locale C, which has none of these bytes."""
+    given = [word.encode("latin-1" if "xff" in ascii(word) else "utf-8") for word in words]
+    command = [sys.executable, "-m", "gradloom", "fit", *given]
+    done = subprocess.run(command, env={**ENV, **locale}, cwd=tmp_path, capture_output=True)
+    expected = f"gradloom: {line}".encode("latin-1" if "xff" in ascii(line) else "utf-8")
+    assert done.returncode == 2 and done.stderr.startswith(expected), done.stderr
+
+
+def test_bytes_without_a_character_on_a_terminal():
+    """Printable UTF-8 stays as bytes, which the locale C does not have as characters; the others are escaped."""
+    name = "ü\u202e".encode() + b"\xff\x9b.csv"
+    shown = printable(name.decode("ascii", "surrogateescape"))
+    assert shown.encode("ascii", "surrogateescape") == "ü".encode() + rb"\u202e\xff\x9b.csv"
+
+
+def test_a_command_that_does_not_exist_has_one_hint(capsys):
+    assert main(["help"]) == 2
+    assert capsys.readouterr().err == "gradloom: No such command 'help'; use gradloom --help\n"

@@ -189,7 +189,7 @@ def test_full_disk(tmp_path, suffix, old):
     done = subprocess.run([sys.executable, "-c", FULL_DISK, path], env=ENV, capture_output=True, text=True, check=True)
     need = {".gguf": " (400128 bytes needed)", ".safetensors": " (400072 bytes needed)"}.get(suffix, "")
     kept = "the file of that name is as it was" if old else "no part of it is left behind"
-    hint = "free some space or choose another place"
+    hint = "raise the limit of the size of a file (`ulimit -f`), or choose a file system that takes larger files"
     assert done.stdout == f"{path}: cannot be written{need}: file too large; {kept}; {hint}\n"
     assert os.listdir(tmp_path) == ([path.name] if old else [])
     assert not old or path.read_bytes() == b"old"

@@ -1,12 +1,28 @@
-"""Optional dependencies: packages that an extra installs."""
+"""Packages that gradloom requires, and optional ones that an extra installs."""
 
 from __future__ import annotations
 
+import sys
+import traceback
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from .errors import BackendError
+
+# Required package -> the name that is imported, and the use, as in pyproject.toml
+REQUIRED = {
+    "numpy": ("numpy", "everything"),
+    "ml_dtypes": ("ml_dtypes", "bf16"),
+    "safetensors": ("safetensors", "saved models"),
+    "click": ("click", "the command"),
+    "msgspec": ("msgspec", "settings"),
+    "tomli-w": ("tomli_w", "settings files"),
+}
+if sys.version_info < (3, 11):
+    REQUIRED["tomli"] = ("tomli", "settings files")  # the standard library reads them from then on
+if sys.platform == "win32":
+    REQUIRED["colorama"] = ("colorama", "the progress bar")
 
 # Extra -> its packages, as in pyproject.toml
 EXTRAS = {
@@ -18,6 +34,31 @@ EXTRAS = {
     "tensorboard": ("tensorboardX",),
     "mpi": ("mpi4py", "mpich"),
 }
+
+
+def need_required() -> None:
+    """BackendError unless all required packages are installed. Imports none of them."""
+    if missing := _missing_requirements():
+        raise BackendError(missing)
+
+
+def broken_requirement(error: ImportError) -> str | None:
+    """The line for a required package that is not installed or cannot be imported; None if it is about another."""
+    if missing := _missing_requirements():
+        return missing
+    modules = {module: package for package, (module, _) in REQUIRED.items()}
+    frames = traceback.walk_tb(error.__traceback__)
+    names = [*(frame.f_globals.get("__name__", "") for frame, _ in frames), error.name or ""]
+    broken = [modules[top] for top in (name.split(".")[0] for name in names) if top in modules]
+    if not broken:
+        return None
+    reason = next(iter(str(error.__cause__ or error).strip().splitlines()), "ImportError")
+    return f"{broken[-1]} cannot be imported: {reason}; run `pip install --force-reinstall {broken[-1]}`"
+
+
+def _missing_requirements() -> str | None:
+    missing = [package for package, (module, _) in REQUIRED.items() if find_spec(module) is None]
+    return f"requires {', '.join(missing)}, not installed; run `pip install {' '.join(missing)}`" if missing else None
 
 
 def install(extra: str) -> str:

@@ -20,6 +20,13 @@ _LONGEST = 1 << 24  # bytes of a line
 _HELP = "/forget begins anew, /quit or Ctrl-D ends, Ctrl-C stops a reply"
 
 
+HELP = """Talk with a model: each line of stdin is a turn, the replies go to stdout.
+
+The history goes with each turn, and is computed once; the oldest turns are left out where the context ends.
+/forget begins anew, /quit or Ctrl-D ends, Ctrl-C stops a reply.
+"""
+
+
 def chat(
     model: Annotated[str, Argument(help="A GGUF model with a chat template.")],
     lora: Lora = None,
@@ -36,11 +43,7 @@ def chat(
     gpu_memory: GpuMemory = None,
     threads: Threads = None,
 ) -> int:
-    """Talk with a model: each line of stdin is a turn, the replies go to stdout.
-
-    The history goes with each turn, and is computed once; the oldest turns are left out where the context ends.
-    /forget begins anew, /quit or Ctrl-D ends, Ctrl-C stops a reply.
-    """
+    """Run the command; returns its exit code."""
     need_whole("max_tokens", max_tokens)
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)

@@ -20,6 +20,7 @@ from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
 from ..base.exit_codes import Exit, of_signal
 from ..base.finetune_options import FinetuneOutput, PlacingOptions
 from ..base.messages import log
+from ..base.reasons import reason_of, remedy_of
 from ..base.terminal import shown_on, to_stderr
 from ..base.training_options import DeviceOptions, MemoryOptions, RankOptions
 from .parser import Option
@@ -364,8 +365,8 @@ class _Stdout:
         except BrokenPipeError:
             raise
         except OSError as error:
-            reason = (error.strerror or type(error).__name__).lower()
-            raise StdoutError(f"stdout: cannot be written: {reason}; need a file or a reader that takes it") from None
+            remedy = remedy_of(error, "need a file or a reader that takes it")
+            raise StdoutError(f"stdout: cannot be written: {reason_of(error)}{remedy}") from None
 
 
 class _Stderr:

@@ -113,7 +113,7 @@ def command(kind: type[S], run: Callable[[Asked[S]], int], name: str, runs: type
     ]
     call.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     call.__annotations__ = {**annotations, "return": int}
-    call.__name__, call.__doc__ = name, run.__doc__
+    call.__name__ = name
     return call
 
 

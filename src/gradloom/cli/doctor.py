@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from ..base.exit_codes import Exit
-from ..base.extras import EXTRAS, install
+from ..base.extras import EXTRAS, REQUIRED, broken_requirement, install
 from ..base.json_facts import DOCTOR
 from ..base.platforms import untested
 from .common import Json, columns, json_text, need_whole
 from .parser import Option
 
-# Required packages (as in pyproject.toml), and what for
-PACKAGES = {
-    "numpy": "everything",
-    "ml_dtypes": "bf16",
-    "safetensors": "saved models",
-    "click": "the command",
-    "msgspec": "settings",
-    "tomli-w": "settings files",
-}
-if sys.version_info < (3, 11):
-    PACKAGES["tomli"] = "settings files"  # the standard library reads them from then on
-if sys.platform == "win32":
-    PACKAGES["colorama"] = "the progress bar"
-
 _MEASURING_BYTES = 512 << 20  # of checking the kernels, about
+
+
+HELP = """Report on this machine and this installation, measure them, and check the kernels.
+
+Exit code 0: all is well; 1: something is missing, stale or wrong; the last lines give the remedy.
+"""
 
 
 def doctor(
@@ -36,10 +27,7 @@ def doctor(
     quick: Annotated[bool, Option("--quick", help="Skip measurements.")] = False,
     json: Json = False,
 ) -> int:
-    """Report on this machine and this installation, measure them, and check the kernels.
-
-    Exit code 0: all is well; 1: something is missing, stale or wrong; the last lines give the remedy.
-    """
+    """Run the command; returns its exit code."""
     from ..base.errors import SettingError
 
     need_whole("threads", threads)
@@ -78,7 +66,8 @@ def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tupl
         from ..run import machine
     except ImportError as error:
         lines.append(("core", "none"))
-        return facts, lines, [*wrong, " ".join(str(error).split())]
+        reason = broken_requirement(error) or str(error)
+        return facts, lines, wrong or [" ".join(reason.split())]
     _core(machine, facts, lines, wrong)
     _memory(machine, facts, lines)
     _gpus(facts, lines, wrong, not quick)
@@ -102,9 +91,9 @@ def _versions(packages: Mapping[str, str | None]) -> str:
 
 
 def _packages() -> tuple[dict[str, str | None], list[str]]:
-    versions = {name: _version(name) for name in PACKAGES}
+    versions = {name: _version(name) for name in REQUIRED}
     missing = [name for name, known in versions.items() if known is None]
-    return versions, [f"the package {n} ({PACKAGES[n]}) is not installed; run `pip install {n}`" for n in missing]
+    return versions, [f"the package {n} ({REQUIRED[n][1]}) is not installed; run `pip install {n}`" for n in missing]
 
 
 def _core(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], wrong: list[str]) -> None:

@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from ..llm.rows import Rows
 
 
+HELP = """Measure the perplexity: exp of the mean -log p of the tokens that count, with its standard error."""
+
+
 def evaluate(
     model: Annotated[str, Argument(help="A GGUF model.")],
     data: Annotated[str, Argument(help=DATA_HELP)],
@@ -75,7 +78,7 @@ def evaluate(
     special: Special = False,
     json: Json = False,
 ) -> int:
-    """Measure the perplexity: exp of the mean -log p of the tokens that count, with its standard error."""
+    """Run the command; returns its exit code."""
     for name, value in (("context", context), ("batch_size", batch_size), ("threads", threads)):
         need_whole(name, value)
     need_one_of("precision", precision, PRECISIONS)

@@ -40,12 +40,15 @@ if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
 
 
-def run(asked: Asked[Any]) -> int:
-    """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
+HELP = """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
 
-    The trained tensors and the memory plan are printed before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
-    far is saved, and --resume continues it.
-    """
+The trained tensors and the memory plan are printed before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
+far is saved, and --resume continues it.
+"""
+
+
+def run(asked: Asked[Any]) -> int:
+    """Run the command; returns its exit code."""
     asked = resumed(asked)
     with asked.naming_places(), contextlib.ExitStack() as claimed:
         use = settle(asked)

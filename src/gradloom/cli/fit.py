@@ -42,12 +42,15 @@ if TYPE_CHECKING:
     from ..train.result import EpochResult
 
 
-def run(asked: Asked[Any]) -> int:
-    """Train a model on a table, arrays or images, and save it.
+HELP = """Train a model on a table, arrays or images, and save it.
 
-    Text targets and whole-number targets with at most 20 values are classes, other numbers a regression. Where the data
-    bring no test rows, a fifth of them is held out and measured at the end.
-    """
+Text targets and whole-number targets with at most 20 values are classes, other numbers a regression. Where the data
+bring no test rows, a fifth of them is held out and measured at the end.
+"""
+
+
+def run(asked: Asked[Any]) -> int:
+    """Run the command; returns its exit code."""
     asked = beside_run(asked, asked.values.get("out", settings_of(FitSettings)["out"].default))
     with asked.naming_places():
         return _fit(prepared(asked.settings()), asked.ranks)

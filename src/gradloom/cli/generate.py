@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 TOKENS = 64  # to generate by default, or fewer where the context ends
 
 
+HELP = """Continue a prompt. The text goes to stdout as it is generated, speed and memory to stderr."""
+
+
 def generate(
     model: Annotated[str, Argument(help="A GGUF model.")],
     prompt: Annotated[str, Option("--prompt", "-p", help="The text to continue.")],
@@ -55,7 +58,7 @@ def generate(
     threads: Threads = None,
     json: Json = False,
 ) -> int:
-    """Continue a prompt. The text goes to stdout as it is generated, speed and memory to stderr."""
+    """Run the command; returns its exit code."""
     need_whole("max_tokens", max_tokens)
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)

@@ -31,6 +31,13 @@ VOCABULARY = {"tokenizer": "ggml.model", "pre_tokenizer": "ggml.pre", "bos": "gg
 VOCABULARY |= {"eos": "ggml.eos_token_id", "pad": "ggml.padding_token_id"}
 
 
+HELP = """Show a GGUF file: architecture, sizes, types, context, vocabulary, tensors; of an adapter, its pairs.
+Of a model that gradloom saved: task, inputs, classes, metrics, how it was trained, layers.
+
+The whole head of the file is checked: a damaged file is refused, with the place of the damage.
+"""
+
+
 def info(
     file: Annotated[
         str,
@@ -40,11 +47,7 @@ def info(
     keys: Annotated[bool, Option("--keys", help="List all metadata.")] = False,
     json: Json = False,
 ) -> int:
-    """Show a GGUF file: architecture, sizes, types, context, vocabulary, tensors; of an adapter, its pairs.
-    Of a model that gradloom saved: task, inputs, classes, metrics, how it was trained, layers.
-
-    The whole head of the file is checked: a damaged file is refused, with the place of the damage.
-    """
+    """Run the command; returns its exit code."""
     from ..files import open_gguf
     from .info_model import describe_model, is_saved_model
 

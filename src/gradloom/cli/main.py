@@ -17,9 +17,12 @@ import click
 from .. import __version__
 from ..base.errors import GradloomError
 from ..base.exit_codes import Exit
+from ..base.extras import broken_requirement, need_required
 from ..base.memory import need_start_memory
 from ..base.native import PACKAGE
+from ..base.reasons import reason_of, remedy_of
 from ..base.settings import core_count
+from ..base.terminal import BYTES_AS_THEY_ARE
 from ..base.uploads import shown_by
 from .common import (
     OF_PYTHON,
@@ -61,6 +64,8 @@ def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(command)
     def call(*arguments: Any, **options: Any) -> int:
         need_start_memory(core_count())
+        if command.__name__ != "doctor":  # it reports them itself
+            need_required()
         try:
             return command(*arguments, **options)
         except GradloomError as error:
@@ -101,8 +106,9 @@ def _with_quiet(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _load(name: str) -> Command:
-    function = getattr(import_module(f".{name}", __package__), name)
-    return command(_stoppable(function if name in ("runs", "info", "doctor") else _with_quiet(function)))
+    module = import_module(f".{name}", __package__)
+    function = getattr(module, name)
+    return command(_stoppable(function if name in ("runs", "info", "doctor") else _with_quiet(function)), module.HELP)
 
 
 _VERSION = click.Option(
@@ -134,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     remember(given)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files are printed as the bytes that they are
         sys.stdout.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors=BYTES_AS_THEY_ARE)
     with streams(), signals(lasting=arguments is None), shown_by(Uploads().show):
         code = late_exit_code(_run(given))
         try:
@@ -157,13 +165,15 @@ def _run(given: list[str]) -> int:
     except click.ClickException as error:  # an unknown option, a value of another type
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "gradloom"
-        return _refuse(f"{_of_parser(error, context)}; see {path} --help", error.exit_code)
+        message = _of_parser(error, context)
+        return _refuse(message if message.endswith("--help") else f"{message}; see {path} --help", error.exit_code)
     except (StdoutError, BrokenPipeError) as error:
         return _stdout_failed(error)
     except ImportError as error:
-        if error.name != PACKAGE:
+        line = str(error).removeprefix("gradloom: ") if error.name == PACKAGE else broken_requirement(error)
+        if line is None:
             raise
-        return _refuse(str(error).removeprefix("gradloom: "))
+        return _refuse(line)
     except (MemoryError, RecursionError, OverflowError, UnicodeError, OSError) as error:
         return _refuse(_what_failed(error))
     except RuntimeError as error:
@@ -208,7 +218,9 @@ def _what_failed(error: Exception) -> str:
         if isinstance(error, FileNotFoundError) and error.filename is None and not _has_working_directory():
             return "working directory: does not exist any more; need one that does, or whole paths"
         name = error.filename if isinstance(error.filename, str) else "input or output"
-        return f"{name}: {(error.strerror or seen or 'cannot be used').lower()}"
+        return f"{name}: {reason_of(error)}{remedy_of(error)}"
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "ascii":
+        return f"input or output: {seen}; need a locale of UTF-8, such as LC_ALL=C.UTF-8, or PYTHONUTF8=1"
     return f"input or output: a text that cannot be converted ({seen}); need UTF-8"
 
 

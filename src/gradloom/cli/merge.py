@@ -11,6 +11,12 @@ from .common import Json, columns, json_text, to_paste, warn
 from .parser import Argument, Option
 from .progress import change_line
 
+HELP = """Add an adapter to the weights of its model, and write the sum as a model of its own.
+
+Norms and biases stay f32. Rows that are no whole blocks of the type become f16, changed tensors whose own type
+cannot be written become q8_0, which stderr reports.
+"""
+
 
 def merge(
     model: Annotated[str, Argument(help="The GGUF model that the adapter was trained on.")],
@@ -22,11 +28,7 @@ def merge(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Add an adapter to the weights of its model, and write the sum as a model of its own.
-
-    Norms and biases stay f32. Rows that are no whole blocks of the type become f16, changed tensors whose own type
-    cannot be written become q8_0, which stderr reports.
-    """
+    """Run the command; returns its exit code."""
     from ..files import check_target, claim
     from ..llm.merge import merge as merge_files
     from ..train.display import plural

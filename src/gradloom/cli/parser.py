@@ -73,10 +73,12 @@ class _Argument(click.Argument):
         return self.human_readable_name, f"{self.text}  [required]" if self.required else self.text
 
 
-def command(function: Callable[..., int]) -> Command:
-    """The command that calls a function: its name, its docstring as help, its parameters."""
+def command(function: Callable[..., int], text: str) -> Command:
+    """The command that calls a function: its name, its parameters, this text as help.
+
+    The text is no docstring: those are removed by PYTHONOPTIMIZE=2."""
     parameters = [_parameter(one) for one in inspect.signature(function, eval_str=True).parameters.values()]
-    return Command(function.__name__, HELP_FLAGS, callback=function, params=parameters, help=inspect.getdoc(function))
+    return Command(function.__name__, HELP_FLAGS, callback=function, params=parameters, help=text)
 
 
 def declared(annotation: Any) -> Argument | Option:

@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from ..tables.model import Model
 
 
+HELP = """Predict the target of each row, as CSV: the prediction, and for classes the probability of each.
+
+Where the file holds the target too, stderr shows the scores: of a file that the model was trained on separately for
+training, validation and test rows.
+"""
+
+
 def predict(
     model: Annotated[str, Argument(help="A file that gradloom fit saved, or its folder.")],
     data: Annotated[
@@ -57,11 +64,7 @@ def predict(
         Option("--json", help="Print one JSON object, with the predictions in it where no CSV file is written."),
     ] = False,
 ) -> int:
-    """Predict the target of each row, as CSV: the prediction, and for classes the probability of each.
-
-    Where the file holds the target too, stderr shows the scores: of a file that the model was trained on separately for
-    training, validation and test rows.
-    """
+    """Run the command; returns its exit code."""
     need_one_of("precision", precision, PRECISIONS)
     check_device(device)
     names = _names(keep)

@@ -24,6 +24,12 @@ _COMMANDS: dict[str, tuple[Any, Any]] = {
 }
 
 
+HELP = """Repeat a fit or a finetune from its saved settings: the same bits, on the same instruction set and version.
+
+Data and model are those of the run, whose contents are compared. The run itself stays as it is.
+"""
+
+
 def rerun(
     run: Annotated[str, Argument(help="The folder of a run, with its settings.toml.")],
     out: Annotated[
@@ -34,10 +40,7 @@ def rerun(
     exchange: Exchange = None,
     json: Json = False,
 ) -> int:
-    """Repeat a fit or a finetune from its saved settings: the same bits, on the same instruction set and version.
-
-    Data and model are those of the run, whose contents are compared. The run itself stays as it is.
-    """
+    """Run the command; returns its exit code."""
     ranks = join(parallel, exchange)
     need_place("out", out)
     need_whole("threads", threads)

@@ -22,12 +22,16 @@ _DEPTH = 6  # of folders; those that begin with a dot are left out
 _MOST_FOLDERS = 10_000
 
 
+HELP = """List the runs in a folder and below it, in the order of their beginning: state, length, numbers."""
+
+
 def runs(
     folder: Annotated[str, Argument(help="Folder to search, with all folders below it.")] = ".",
     json: Json = False,
 ) -> int:
-    """List the runs in a folder and below it, in the order of their beginning: state, length, numbers."""
+    """Run the command; returns its exit code."""
     from ..base.errors import FileError
+    from ..base.reasons import unreadable
 
     need_place("folder", folder)
     if not os.path.isdir(folder):
@@ -35,7 +39,7 @@ def runs(
     try:
         os.scandir(folder).close()
     except OSError as error:
-        raise FileError(f"{folder}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+        raise FileError(f"{folder}: {unreadable(error)}") from None
     found = sorted(_found(Path(folder)), key=lambda run: (run["begun"] or "", run["name"]))
     width = shutil.get_terminal_size((80, 24)).columns
     for run in found:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..base.errors import FileError, GradloomError
 from ..base.options import Place
+from ..base.reasons import unreadable
 from .common import command_line
 from .config import Asked
 from .setting import checked, settings_of, shown
@@ -63,14 +64,12 @@ class Inputs:
         self._thread.start()
 
     def _take(self) -> None:
-        from ..files.targets import reason_of
-
         path = ""
         try:
             for name, path in self.paths.items():
                 self._found[name] = digest(path)
         except OSError as error:
-            self._error = FileError(f"{path}: cannot be read: {reason_of(error)}")
+            self._error = FileError(f"{path}: {unreadable(error)}")
         except GradloomError as error:
             self._error = error
 

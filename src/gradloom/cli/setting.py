@@ -102,7 +102,7 @@ def checked(value: Any, kind: Any, place: str, name: str) -> Any:
     _check_tables(value, kind, place, name)
     try:
         return msgspec.convert(value, _with_limits(kind), strict=True)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # it converts no bytes that the locale does not have
         need = need_of(kind, value)
         raise SettingError(f"{place}: must be {need}", setting=name, seen=value, need=need) from None
 

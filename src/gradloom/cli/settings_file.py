@@ -13,6 +13,7 @@ from typing import Any, get_args
 from ..base.errors import FileError, SettingError
 from ..base.hooks import Hook
 from ..base.options import Count, Place, Whole
+from ..base.reasons import unreadable
 from .setting import Setting, checked, nearest_key, settings_of, shown
 
 _LONGEST = 1 << 16  # bytes of a settings file
@@ -72,7 +73,7 @@ def parse_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         with open_regular(path, "need a settings file (TOML)") as file:
             text = file.read(_LONGEST + 1)
     except OSError as error:
-        raise FileError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+        raise FileError(f"{path}: {unreadable(error)}") from None
     if len(text) > _LONGEST:
         raise FileError(f"{path}: is longer than {_LONGEST} bytes; must be a settings file (TOML)")
     # a byte of a file's name that is no UTF-8 is kept in settings saved by a run

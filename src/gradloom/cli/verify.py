@@ -28,6 +28,13 @@ from .language import (
 from .parser import Argument, Option
 from .progress import change_line
 
+HELP = """Run one training step with buffers shared, unshared, poisoned, unfused, on one thread, and in float64.
+
+On a GPU its values are held against the CPU's, too. Prints the first node that differs, or that all agree and by
+how much. The model and the adapter stay as they are.
+Exit code 0: all agree; 1: something differs.
+"""
+
 
 def verify(
     model: Annotated[str, Argument(help="A GGUF model.")],
@@ -56,12 +63,7 @@ def verify(
     special: Special = False,
     json: Json = False,
 ) -> int:
-    """Run one training step with buffers shared, unshared, poisoned, unfused, on one thread, and in float64.
-
-    On a GPU its values are held against the CPU's, too. Prints the first node that differs, or that all agree and by
-    how much. The model and the adapter stay as they are.
-    Exit code 0: all agree; 1: something differs.
-    """
+    """Run the command; returns its exit code."""
     for name, value in (("rank", rank), ("context", context), ("batch_size", batch_size), ("threads", threads)):
         need_whole(name, value)
     need_whole("seed", seed, 0)

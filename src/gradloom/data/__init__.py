@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..base.habits import missing_name
-from ..base.native import not_built
+from ..base.native import core_error
 
 try:
     from .. import _cells  # noqa: F401 - the reader of tables
-except ImportError:
-    raise not_built() from None
+except ImportError as error:
+    raise core_error("_cells", error) from error
 
 from .dataset import Batch, Dataset, split_rows
 from .encoding.preprocess import Preprocess

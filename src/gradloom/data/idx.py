@@ -14,6 +14,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from ..base.errors import DataError, FileError
+from ..base.reasons import reason_of, remedy_of
 from .reading.unpacked import most_unpacked, too_much
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -38,7 +39,7 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
     except OSError as error:
         if isinstance(error, gzip.BadGzipFile):
             raise FileError(f"{path}: is damaged ({error}); fetch it again") from None
-        raise FileError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+        raise FileError(f"{path}: {reason_of(error)}{remedy_of(error)}") from None
     except (EOFError, zlib.error) as error:
         raise FileError(f"{path}: is truncated or damaged ({error}); fetch it again") from None
 

@@ -20,6 +20,7 @@ import numpy as np
 from ..base.arrays import as_array, not_finite
 from ..base.described import LONGEST, parse_object
 from ..base.errors import DataError, FileError
+from ..base.reasons import is_of_system, reason_of, remedy_of, unreadable
 from .atomic import atomic_path, read_together
 from .gguf import open_gguf
 from .gguf_fields import field
@@ -122,7 +123,7 @@ def _check_file(path: str | os.PathLike[str]) -> int:
     try:
         size = os.stat(path).st_size
     except OSError as error:
-        raise FileError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+        raise FileError(f"{path}: {reason_of(error)}{remedy_of(error)}") from None
     if os.path.isdir(path):
         raise FileError(f"{path}: is a folder; need a file")
     if size == 0:
@@ -180,6 +181,8 @@ def _load_safetensors(
         if late:
             arrays.update(_read_bf16(path, late))
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+        if isinstance(error, OSError) and is_of_system(error):
+            raise FileError(f"{path}: {unreadable(error)}") from None
         raise FileError(f"{path}: is no whole safetensors file ({_one_line(error)}); write it again") from None
     if set(metadata) == {"gradloom"}:
         try:

@@ -8,7 +8,6 @@ folder finishes an interrupted change; a reader that cannot reads the new files 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import BinaryIO, TypeVar
 
 from ..base.errors import FileError
 from ..base.locks import Lock
+from ..base.reasons import unwritten
 from .commit import (
     COMMIT,
     commit,
@@ -36,7 +36,7 @@ from .commit import (
 )
 from .inside import Folder, opened, opened_if_there
 from .lock import PATIENCE, is_lock_of_file, locked, remove_left_lock, renew, try_lock
-from .targets import check_entry, check_target, is_stream, need_readable, open_file_of, reason_of
+from .targets import check_entry, check_target, is_stream, need_readable, open_file_of
 
 T = TypeVar("T")
 _READS = 100  # of files that change while they are read
@@ -79,7 +79,7 @@ def atomic_path(path: str | os.PathLike[str], needed_bytes: int | None = None) -
     try:
         handle, part = make_part(target)
     except OSError as error:
-        raise FileError(f"{path}: cannot be written: {reason_of(error)}{_hint(error)}") from None
+        raise FileError(f"{path}: {unwritten(error)}") from None
     keep = False
     try:
         yield part
@@ -101,7 +101,7 @@ def atomic_path(path: str | os.PathLike[str], needed_bytes: int | None = None) -
 def _unwritten(path: str | os.PathLike[str], needed_bytes: int | None, error: OSError, was_there: bool) -> FileError:
     need = "" if needed_bytes is None else f" ({needed_bytes} bytes needed)"
     kept = "the file of that name is as it was" if was_there else "no part of it is left behind"
-    return FileError(f"{path}: cannot be written{need}: {reason_of(error)}; {kept}{_hint(error)}")
+    return FileError(f"{path}: {unwritten(error, f'; {kept}', need)}")
 
 
 @contextlib.contextmanager
@@ -159,7 +159,7 @@ def atomic_write(path: str | os.PathLike[str], needed_bytes: int | None = None) 
         with os.fdopen(os.dup(int(own[1])), "wb") if own else open(path, "ab") as file:
             yield file
     except OSError as error:
-        raise FileError(f"{path}: cannot be written: {reason_of(error)}") from None
+        raise FileError(f"{path}: {unwritten(error)}") from None
 
 
 @contextlib.contextmanager
@@ -181,7 +181,7 @@ def together(folder: str | os.PathLike[str]) -> Iterator[None]:
         except OSError as error:
             late = (home / COMMIT).exists()  # the change is made, and a move has failed
             done = "; its new files are complete, and take their places when it is opened next" * late
-            raise FileError(f"{folder}: cannot be written: {reason_of(error)}{done}{_hint(error)}") from None
+            raise FileError(f"{folder}: {unwritten(error, done)}") from None
         finally:
             _change.reset(token)
             for part, handle in change.parts.values():
@@ -235,7 +235,7 @@ def _owned(
         try:
             resume(folder)
         except OSError as error:
-            raise FileError(f"{shown}: cannot be written: {reason_of(error)}{_hint(error)}") from None
+            raise FileError(f"{shown}: {unwritten(error)}") from None
         yield
 
 
@@ -349,9 +349,3 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
-
-
-def _hint(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-        return "; free some space or choose another place"
-    return "; choose another place" if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM) else ""

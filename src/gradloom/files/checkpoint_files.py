@@ -29,12 +29,12 @@ import numpy as np
 
 from ..base.described import LONGEST, Described, parse_object
 from ..base.errors import DataError, FileError
+from ..base.reasons import unreadable, unwritten
 from .arrays import safetensors_of
 from .atomic import atomic_inside
 from .checkpoint_arrays import read_arrays
 from .commit import PART, digest_of
 from .inside import opened, opened_if_there
-from .targets import reason_of
 
 FORMAT = 1
 DEEPEST = 100  # lists, tuples and dicts around a value
@@ -145,7 +145,7 @@ def write_checkpoint(
         with contextlib.suppress(OSError, FileError):
             remove_unnamed(folder)
         if isinstance(error, OSError):
-            raise FileError(f"{folder / file}: cannot be written: {reason_of(error)}") from None
+            raise FileError(f"{folder / file}: {unwritten(error)}") from None
         raise
     return folder / f"{stem}.json"
 
@@ -270,7 +270,7 @@ def _text(path: Path) -> str:
         with opened(path.parent) as folder, folder.read(path.name) as file:
             text = file.read(4 * LONGEST + 1)
     except OSError as error:
-        raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
+        raise FileError(f"{path}: {unreadable(error)}") from None
     if len(text) > 4 * LONGEST:
         raise FileError(f"{path}: is longer than {4 * LONGEST} bytes; need a manifest")
     try:
@@ -298,7 +298,7 @@ def read_checkpoint(manifest: Manifest) -> Saved:
     except FileNotFoundError:
         raise FileError(f"{path}: is not there; {manifest.path.name} requires {manifest.bytes} bytes") from None
     except OSError as error:
-        raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
+        raise FileError(f"{path}: {unreadable(error)}") from None
     if sha256 != manifest.sha256:
         raise FileError(f"{path}: its SHA-256 is not that of {manifest.path.name}")
     try:
@@ -414,4 +414,4 @@ def listed_names(folder: Path) -> list[str]:
         with opened_if_there(folder) as place:
             return [] if place is None else place.names()
     except OSError as error:
-        raise FileError(f"{folder}: cannot be read: {reason_of(error)}") from None
+        raise FileError(f"{folder}: {unreadable(error)}") from None

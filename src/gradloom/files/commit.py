@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..base.errors import FileError
+from ..base.reasons import unreadable
 from .inside import Folder
 from .lock import name_within, try_lock
-from .targets import kind_of, reason_of
+from .targets import kind_of
 
 COMMIT = ".gradloom.commit"
 PART = ".gradloom.part."  # before a temporary name: eight characters, a dot, and the name of the file that it becomes
@@ -148,7 +149,7 @@ def moves_of(folder: Path) -> Moves | None:
     except OSError as error:
         if error.errno == errno.ELOOP and path.is_symlink():
             raise _no_commit(path, stat.S_IFLNK) from None
-        raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
+        raise FileError(f"{path}: {unreadable(error)}") from None
     try:
         state = os.fstat(handle)
         if not stat.S_ISREG(state.st_mode):
@@ -156,7 +157,7 @@ def moves_of(folder: Path) -> Moves | None:
         with open(handle, "rb", closefd=False) as file:
             text = file.read(_COMMIT_BYTES)
     except OSError as error:
-        raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
+        raise FileError(f"{path}: {unreadable(error)}") from None
     finally:
         os.close(handle)
     try:

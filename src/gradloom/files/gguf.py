@@ -23,6 +23,7 @@ import numpy as np
 
 from ..base.errors import FileError
 from ..base.extras import optional
+from ..base.reasons import reason_of, remedy_of
 from .gguf_fields import Field, Metadata
 from .gguf_head import Head, TensorInfo
 from .gguf_types import NO_WEIGHTS, PLAIN, show_name
@@ -145,7 +146,7 @@ def _open(path: str | os.PathLike[str]) -> Any:
         # a pipe of that name must not make us wait for its writer
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
-        raise FileError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+        raise FileError(f"{path}: {reason_of(error)}{remedy_of(error)}") from None
     except ValueError as error:  # a NUL in the name
         raise FileError(f"{os.fspath(path)!r}: cannot be read ({error})") from None
     state = os.fstat(handle)

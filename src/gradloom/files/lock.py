@@ -19,7 +19,8 @@ except ImportError:  # a system without flock: nothing is locked
 
 from ..base.errors import FileError
 from ..base.locks import Lock
-from .targets import kind_of, reason_of
+from ..base.reasons import reason_of, unwritten
+from .targets import kind_of
 
 _guard = Lock()  # of this table; the collector may let go of a lock in the middle of a call
 _held: dict[Path, int] = {}  # lock file -> its open descriptor, of the outputs that this process has claimed
@@ -69,7 +70,7 @@ def locked(
             _held[path] = _acquire(shown, path, patience)
         except OSError as error:
             _remove_folders(missing)
-            raise FileError(f"{shown}: cannot be written: {reason_of(error)}; choose another place") from None
+            raise FileError(f"{shown}: {unwritten(error)}") from None
         except BaseException:
             _remove_folders(missing)
             raise
@@ -96,7 +97,7 @@ def renew(shown: str | os.PathLike[str], output: Path, is_folder: bool) -> bool:
             try:
                 _held[path] = _acquire(shown, path, PATIENCE)
             except OSError as error:
-                raise FileError(f"{shown}: cannot be written: {reason_of(error)}; choose another place") from None
+                raise FileError(f"{shown}: {unwritten(error)}") from None
             os.close(handle)
     return handle is not None
 

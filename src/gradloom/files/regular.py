@@ -9,7 +9,8 @@ import stat
 from io import BufferedReader
 
 from ..base.errors import FileError
-from .targets import kind_of, may, reason_of
+from ..base.reasons import unreadable
+from .targets import kind_of, may
 
 
 def open_regular(path: str | os.PathLike[str], need: str = "need a regular file") -> BufferedReader:
@@ -43,7 +44,7 @@ def odd(path: str | os.PathLike[str], is_folder: bool = False, writes: bool = Fa
             return "is a symbolic link that leads nowhere" if os.path.islink(path) else None
         if error.errno == errno.ELOOP:
             return "is a symbolic link that leads in a circle"
-        return f"cannot be read: {reason_of(error)}"
+        return f"{unreadable(error)}"
     if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(mode):
         return f"is {kind_of(mode)}"
     if not may(path, os.R_OK):

@@ -9,15 +9,12 @@ import stat
 from pathlib import Path
 
 from ..base.errors import FileError
+from ..base.reasons import unwritten
 
 _KINDS = {
     stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder",
     stat.S_IFLNK: "a symbolic link", stat.S_IFSOCK: "a socket",
 }  # fmt: skip
-
-
-def reason_of(error: OSError) -> str:
-    return (error.strerror or str(error) or type(error).__name__).lower()
 
 
 def kind_of(mode: int) -> str:
@@ -43,7 +40,7 @@ def check_target(path: str | os.PathLike[str], streams: bool = False) -> None:
         _need_replaceable(path)
         return
     except OSError as error:
-        raise FileError(f"{path}: cannot be written: {reason_of(error)}; choose another place") from None
+        raise FileError(f"{path}: {unwritten(error)}") from None
     if stat.S_ISDIR(mode):
         raise FileError(f"{path}: is a folder; need the name of a file to write")
     if streams and is_stream(path):

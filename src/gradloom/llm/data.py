@@ -23,6 +23,7 @@ import numpy as np
 from ..base.arguments import as_bool, need_path
 from ..base.errors import DataError, FileError, SettingError
 from ..base.habits import hinted
+from ..base.reasons import unreadable
 from ..data.dataset import IGNORED, split_rows
 from .data_files import JSON, JSONL, TEXT
 from .data_options import OF_ONE_TEXT, check_effective, prompt_keys
@@ -146,7 +147,7 @@ def read_samples(
         )  # fmt: skip
         return reader.read(text_key or "text", keys, completion_key, messages_key)
     except OSError as error:
-        raise FileError(f"{shown}: cannot be read: {error.strerror or error}") from None
+        raise FileError(f"{shown}: {unreadable(error)}") from None
 
 
 def _need_file(path: str) -> None:

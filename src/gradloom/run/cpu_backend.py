@@ -17,10 +17,10 @@ import numpy as np
 
 try:
     from .. import _core
-except ImportError as error:  # a source tree on the path that was never built hides the installed package
-    from ..base.native import not_built
+except ImportError as error:
+    from ..base.native import core_error
 
-    raise not_built() from error
+    raise core_error("_core", error) from error
 from ..base.aligned import aligned_empty
 from ..base.arguments import what_is
 from ..base.errors import (

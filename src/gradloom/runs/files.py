@@ -18,11 +18,12 @@ import stat
 from pathlib import Path
 
 from ..base.errors import FileError
+from ..base.reasons import unwritten
 from ..files.atomic import claim, remove_parts
 from ..files.checkpoint_files import OWN_FILES, listed_names, manifests, unnamed
 from ..files.inside import CLEAR, FOLDERS, MOVE, NEW, in_the_way, opened
 from ..files.regular import odd
-from ..files.targets import kind_of, reason_of
+from ..files.targets import kind_of
 
 # All names that a run may have in its folder; of a folder the names inside. Nothing else is ever removed: a model and
 # its result stay until the command that saves new ones replaces both at once.
@@ -109,7 +110,7 @@ def finish_change(path: str | os.PathLike[str]) -> None:
                 check_files(Path(path))
                 recover(Path(os.path.realpath(path)))
             except OSError as error:
-                raise FileError(f"{path}: cannot be written: {reason_of(error)}") from None
+                raise FileError(f"{path}: {unwritten(error)}") from None
 
 
 def lost(folder: Path, step: int) -> list[int]:

@@ -32,11 +32,11 @@ from ..base.described import Described, parse_object
 from ..base.errors import DataError, FileError, SettingError
 from ..base.json_facts import RUN
 from ..base.locks import Lock
+from ..base.reasons import unwritten
 from ..files.atomic import atomic_inside, claim, write_inside
 from ..files.checkpoint_files import Saved, manifests, plain, remove_unnamed
 from ..files.inside import opened
 from ..files.lock import is_locked
-from ..files.targets import reason_of
 from .checkpoint import Checkpoints, print_line, reason
 from .files import CLEAR, MOVE, NEW, OWN, PLACES, check_appended, check_files, lost, recover, remove, replace_old
 
@@ -104,7 +104,7 @@ class RunFolder:
         except BaseException as error:
             self._claim.close()
             if isinstance(error, OSError):
-                raise FileError(f"{path}: cannot be written: {reason_of(error)}") from None
+                raise FileError(f"{path}: {unwritten(error)}") from None
             raise
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
@@ -214,7 +214,7 @@ class RunFolder:
                             os.close(place.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
                     self._write()
                 except OSError as error:
-                    raise FileError(f"{self.shown}: cannot be written: {reason_of(error)}") from None
+                    raise FileError(f"{self.shown}: {unwritten(error)}") from None
                 self._marked = True
 
     def _mark_first(self) -> None:

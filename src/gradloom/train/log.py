@@ -15,8 +15,9 @@ from ..base.arguments import as_whole
 from ..base.errors import FileError, SettingError
 from ..base.interval import as_interval
 from ..base.memory import resident, resident_peak
+from ..base.reasons import reason_of, unwritten
 from ..base.schema import items, number, table, whole
-from ..files.targets import check_entry, reason_of
+from ..files.targets import check_entry
 from ..runs.checkpoint import print_line
 from ..runs.log_files import DERIVED, LINES, Lines
 from ..runs.state import need_schema
@@ -96,7 +97,7 @@ class Log(Callback):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"{self.folder}: cannot be made: {reason_of(error)}; choose another place") from None
+            raise FileError(f"{self.folder}: {unwritten(error)}") from None
         check_entry(self.folder / LINES)
 
     def on_progress(self, progress: Progress) -> None:

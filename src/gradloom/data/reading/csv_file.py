@@ -13,6 +13,7 @@ import numpy as np
 
 from ... import _cells
 from ...base.errors import DataError, FileError
+from ...base.reasons import reason_of, remedy_of
 from .cell_rules import PLAIN, CellRules
 from .cells import TEXT, Blocks, NumberCells, TextCells, composed, marks_of
 from .columns import MOST_COLUMNS, Columns, Lines, names_of
@@ -39,7 +40,7 @@ def read_csv(
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileError(f"{path}: is truncated or damaged ({error}); fetch it again") from None
     except OSError as error:
-        raise FileError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+        raise FileError(f"{path}: {reason_of(error)}{remedy_of(error)}") from None
 
 
 # ---- cells -----------------------------------------------------------------------------------------------------------

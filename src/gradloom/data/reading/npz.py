@@ -13,6 +13,7 @@ import numpy as np
 from numpy.lib.format import MAGIC_PREFIX
 
 from ...base.errors import DataError, FileError, GradloomError
+from ...base.reasons import is_of_system, unreadable
 from .unpacked import most_unpacked, too_much
 
 _MEMORY = 4  # bytes of memory that reading a byte of an array may take
@@ -43,7 +44,11 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
                         arrays[key] = _read_npy(path, key, cast(BinaryIO, stream), member.file_size)
     except (GradloomError, MemoryError):
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, NotImplementedError, ValueError) as error:
+    except OSError as error:
+        if is_of_system(error):
+            raise FileError(f"{path}: {unreadable(error)}") from None
+        raise FileError(f"{path}: is truncated or damaged ({_one_line(error)}); write it again") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, ValueError) as error:
         raise FileError(
             f"{path}: is truncated or damaged, or no .npz file ({_one_line(error)}); write it again"
         ) from None

@@ -1,0 +1,89 @@
+"""A package without a native core that this interpreter can load: the error names what is there and the remedy."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+import gradloom
+from gradloom.base import native
+from tests import processes
+
+PACKAGE = Path(gradloom.__file__).parent
+DIGITS = Path(__file__).parents[2] / "examples" / "data" / "digits.npz"
+HERE = f"CPython 3.{sys.version_info[1]} {native._machine()}"
+REMEDY = "; install the wheel of this one, or build from source with `pip install .`"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the package without its native modules."""
+    folder = tmp_path / "site" / "gradloom"
+    shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    return folder
+
+
+def head(machine: int) -> bytes:
+    return b"\x7fELF\x02\x01\x01" + bytes(11) + machine.to_bytes(2, "little")
+
+
+def refused(path: Path) -> str:
+    """The line of the command, which Python's error has, too."""
+    env = processes.environment(PYTHONPATH=str(path))
+    fit = [sys.executable, "-m", "gradloom", "fit", str(DIGITS), "--out", str(path.parent / "out")]
+    done = subprocess.run(fit, env=env, capture_output=True, text=True, cwd=path.parent)
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    code = "import gradloom as gl\ntry: gl.compile\nexcept ImportError as error: print(error)"
+    other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert "\n" not in done.stderr[:-1]
+    assert other.stdout.replace("_core", "_cells") == done.stderr.replace("_core", "_cells")
+    return done.stderr.removesuffix("\n")
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="files of Linux")
+@pytest.mark.parametrize(
+    ("suffix", "machine", "kind"),
+    [
+        (".cpython-37-x86_64-linux-gnu.so", 62, "CPython 3.7 x86-64 on Linux"),
+        (".cpython-313t-aarch64-linux-gnu.so", 183, "CPython 3.13 free-threaded aarch64 on Linux"),
+        (".cpython-311-x86_64-linux-musl.so", 62, "CPython 3.11 x86-64 on Linux (musl)"),
+        (".abi3.so", 183 if platform.machine() == "x86_64" else 62, "CPython 3.12 or newer "),
+        (".cp312-win_amd64.pyd", 0, "CPython 3.12 an unknown system"),
+    ],
+)
+def test_a_core_of_another_python_or_processor_is_named(tree: Path, suffix: str, machine: int, kind: str) -> None:
+    for module in ("_core", "_cells"):
+        (tree / f"{module}{suffix}").write_bytes(head(machine) if machine else b"")
+    line = refused(tree.parent)
+    assert f"the native core in {tree} was built for {kind}" in line
+    assert re.search(rf"\(found _(core|cells){re.escape(suffix)}\), this is {re.escape(HERE + REMEDY)}$", line), line
+
+
+def test_a_core_that_fits_and_cannot_be_loaded(tree: Path) -> None:
+    suffix = EXTENSION_SUFFIXES[0]
+    for module in ("_core", "_cells"):
+        file = tree / f"{module}{suffix}"
+        file.write_bytes(next(PACKAGE.glob("_core*.so")).read_bytes()[:40])
+    line = refused(tree.parent)
+    assert re.search(rf"the native core {tree}/_c\w+{re.escape(suffix)} cannot be loaded: .*{REMEDY}$", line), line
+
+
+def test_a_package_in_an_archive(tree: Path, tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "gradloom"), "zip", tree.parent)
+    assert refused(Path(archive)) == (
+        f"gradloom: cannot be imported from a zip archive ({archive}): install it with `pip install`"
+    )
+
+
+def test_a_tree_that_was_never_built(tree: Path) -> None:
+    assert refused(tree.parent) == (
+        f"gradloom: the native core is not built in {tree}; install it with `pip install .` in the project folder, "
+        f"or remove {tree.parent} from PYTHONPATH to use the installed package"
+    )
