@@ -297,7 +297,7 @@ def test_command_where_it_does_not_fit(capsys, path, monkeypatch):
     [
         (["--val", "nowhere.txt"], "--val nowhere.txt requires DATA, that of the run"),
         (["--as-chat"], "--as-chat requires DATA, that of the run"),
-        (["nowhere.txt"], "nowhere.txt: cannot be read: No such file"),
+        (["nowhere.txt"], "nowhere.txt: cannot be read: no such file"),
         (["--rank", "0"], "--rank 0: must be a whole number of at least 1"),
         (["--method", "qlora"], "--method qlora: must be lora or full"),
         (["--optimizer", "nothing"], "--optimizer nothing: must be adamw or adam"),
@@ -354,3 +354,22 @@ def test_a_plan_without_enough_memory_predicts_nothing(path, monkeypatch):
     monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 20, 1 << 10))
     found = plan(str(path), context=24)
     assert not found.fits and found.duration is None and "step_seconds" not in found.report()
+
+
+def test_the_curve_of_memory_and_time_is_that_of_budgets(tmp_path: Path) -> None:
+    """Its ends: no budget, and the least one that is accepted; each point can be met at about its time."""
+    from examples.random_gguf import write_random
+
+    write_random(tmp_path / "m.gguf", kind="q8_0", layers=8, width=128, heads=4, kv_heads=2, ffn=512, vocab=1024)
+    options = {"context": 256, "batch_size": 4, "micro_batch_size": 4, "val_split": 0, "threads": 1}
+    found = gl.llm.plan(tmp_path / "m.gguf", **options)
+    (most, first), *smaller = found.curve
+    assert (most, first) == (found.need, 1.0) and len(smaller) == 4
+    assert all(a[0] > b[0] and a[1] <= b[1] for a, b in zip(found.curve, smaller, strict=False))
+    assert gl.llm.plan(tmp_path / "m.gguf", memory="8GiB", **options).curve == found.curve
+    with pytest.raises(gl.SettingError, match="at least about") as refused:
+        gl.llm.plan(tmp_path / "m.gguf", memory=found.base + smaller[-1][0] - (1 << 20), **options)
+    assert "at least" in str(refused.value)
+    report = found.report()["memory_curve"]
+    assert [point["needed_bytes"] for point in report] == [need for need, _ in found.curve]
+    assert "memory and time" in dict(found.lines())

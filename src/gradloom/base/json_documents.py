@@ -291,6 +291,10 @@ EVALUATE = Document(
         *_LAYERS,
     ),
 )
+_CURVE = (
+    Key("needed_bytes", int, "memory of the run", "bytes"),
+    Key("relative_time", float, "predicted time of a step, relative to that without a budget"),
+)
 PLAN = Document(
     "gradloom.plan/1",
     "`gradloom plan --json`",
@@ -313,6 +317,12 @@ PLAN = Document(
         Key("steps", int, "instructions of the largest step"),
         Key("recomputed_bytes", int, "values that the largest step computes again", "bytes"),
         Key("recompute_overhead", float, "predicted share of its time"),
+        Key(
+            "memory_curve",
+            [_CURVE],
+            "peaks with ever smaller budgets, the first without one",
+            when="on the CPU, without ranks",
+        ),
         Key("available_bytes", int | None, "available memory; null: unknown", "bytes"),
         Key("base_bytes", int, "resident memory before the run", "bytes"),
         Key("reading_bytes", int, "peak of reading the data; 0 without DATA", "bytes"),

@@ -105,7 +105,7 @@ def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
         known = settings_of(_runs.get(kind, kind))
     for key in found:
         if key not in known:
-            others = [name for name, other in _all_kinds().items() if key in settings_of(other)]
+            others = sorted(name for name, other in _all_kinds().items() if key in settings_of(other))
             have = f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
             why = have if others else nearest_key(key, known)
             raise SettingError(f"{path}: key {key} is not known{_to(kind) if others else ''}{why}", setting=key)

@@ -10,7 +10,7 @@ from ..run.backend import DeviceBytes
 from ..train.duration import Duration, approximate
 from .gpu_layers import GpuLayers
 
-APART = ("on_device", "layers", "transfers", "transferred", "duration")  # reported by other functions
+APART = ("on_device", "layers", "transfers", "transferred", "duration", "curve")  # reported by other functions
 PLAIN = ("threads", "steps", "recompute_overhead", "device")  # no numbers of bytes
 ON_DEVICE = {
     "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
@@ -48,6 +48,8 @@ class MemoryPlan:
                    between the two in the step that moves most
     duration       predicted; None where it is not: on a GPU, with ranks, if the memory does not fit. Without data only
                    its `step` is meaningful
+    curve          of `plan` on the CPU: (`need`, relative time of a step) without a budget and with ever smaller ones,
+                   with the same rows at once
     """
 
     weights: int
@@ -74,6 +76,7 @@ class MemoryPlan:
     transfers: int = 0
     transferred: int = 0
     duration: Duration | None = field(default=None, compare=False)  # of this machine
+    curve: tuple[tuple[int, float], ...] = field(default=(), compare=False)
 
     @property
     def is_split(self) -> bool:
@@ -162,6 +165,10 @@ class MemoryPlan:
         ]
         if self.available is not None:
             rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
+        if len(self.curve) > 1:
+            peaks = ((max(self.base + need, self.reading), time) for need, time in self.curve)
+            points = (f"{show_bytes(total)} x{time:.2f}" for total, time in peaks)
+            rows.append(("memory and time", f"{', '.join(points)}: peaks with --memory, times of a step"))
         if self.duration is not None:
             rows.append(("time of a step", f"about {approximate(self.duration.step)}"))
             if self.reading:
@@ -180,7 +187,8 @@ class MemoryPlan:
             "planned_bytes": self.planned,
             "fits": self.fits,
         }
-        return numbers | device_report(self) | self._times()
+        curve = [{"needed_bytes": need, "relative_time": round(time, 4)} for need, time in self.curve]
+        return numbers | device_report(self) | self._times() | ({"memory_curve": curve} if curve else {})
 
     def _times(self) -> dict[str, float]:
         """Predicted seconds."""

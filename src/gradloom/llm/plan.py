@@ -29,6 +29,7 @@ from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import computing, device_bytes, device_of, is_device
 from ..run.budget import HUGE, STEP_BYTES, budget_bytes, check_places, resident_when_settled, too_small, with_reserve
+from ..run.compile import memory_curve
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
 from .duration import duration_of
@@ -97,7 +98,20 @@ def plan(
     tuning, source = planned(job)
     found = memory_of(tuning, data is None or "tokenizer" in vars(model), there)
     duration = duration_of(tuning, source) if found.fits else None
-    return replace(found, layers=job.layers, base=base, reading=reading, duration=duration)
+    found = replace(found, layers=job.layers, base=base, reading=reading, duration=duration)
+    return replace(found, curve=_curve(job, tuning, found))
+
+
+def _curve(job: TuningJob, tuning: Tuning, found: MemoryPlan) -> tuple[tuple[int, float], ...]:
+    """(bytes that are needed, relative time of the largest step) with ever smaller budgets; none on other devices
+    than the CPU, and with ranks."""
+    if found.on_device is not None or job.ranks is not None:
+        return ()
+    if job.arena is not None:  # without clones
+        tuning = planned(replace(job, arena=None))[0]
+    largest = max(tuning.trainer.compiled, key=lambda step: step.run.plan.peak_bytes)
+    others = found.need - found.planned
+    return tuple((others + bytes, time) for bytes, time in memory_curve(largest.run))
 
 
 def base_bytes() -> int:

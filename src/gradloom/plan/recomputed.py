@@ -406,11 +406,12 @@ class Budget:
         return made if made[1].peak_bytes < self.whole.peak_bytes else (self.program, self.whole)
 
     def curve(self) -> list[tuple[int, float]]:
-        """(about bytes, relative time) of CURVE plans, from the fastest to the smallest."""
-        most, least = self.lives.most, self.smallest[1].peak_bytes - self.more
-        points = []
-        for k in range(CURVE):
-            target = most - (most - least) * k // (CURVE - 1)
+        """(peak bytes, relative time) of at most CURVE plans, from the fastest to the smallest. Those in between are
+        estimates, which differ from their plans by about a hundredth."""
+        least, whole = self.smallest[1], self.whole.peak_bytes
+        points = [(whole, 1.0)]
+        for k in range(1, CURVE - 1):
+            target = whole - (whole - least.peak_bytes) * k // (CURVE - 1) - self.more
             if choose(self.lives, target):
                 points.append((self.lives.peak() + self.more, 1 + self.lives.cost / self.lives.seconds))
-        return points
+        return sorted({*points, (least.peak_bytes, 1 + least.recomputed.overhead)}, reverse=True)

@@ -160,6 +160,14 @@ def plan_within(budget: int, program: Program, plan_of: PlanOf) -> tuple[Program
     return found
 
 
+def memory_curve(run: Any) -> list[tuple[int, float]]:
+    """(bytes of arena and scratch, time relative to the first) of a program that is planned for the CPU, without a
+    budget and with ever smaller ones; see plan/recomputed.py."""
+    one = backend_of("null:cpu", run.switches)
+    plans = Budget(run.program, lambda made: plan_for(one, made, run.switches), lambda n: node_seconds(n, TYPICAL))
+    return plans.curve()
+
+
 def device_names(who: str, device: str | None, backend: str | None, devices: str | Sequence[str] | None) -> list[str]:
     """The names that a function was given under these words, each once; none where it was given none. SettingError
     for two of the words at once, and for a value that is no name."""
