@@ -87,7 +87,7 @@ def test_texts_that_are_too_short_or_no_texts(tmp_path):
         read_samples(text(tmp_path, b"a" * (2**20 + 2) + b"\xff"), tok)
     with pytest.raises(DataError, match=r"t.txt: byte 3 is not UTF-8 \(unexpected end of data\)"):
         read_samples(text(tmp_path, "abcé".encode()[:-1]), tok)
-    with pytest.raises(FileError, match="none.txt: cannot be read: No such file"):
+    with pytest.raises(FileError, match="none.txt: cannot be read: no such file"):
         read_samples(tmp_path / "none.txt", tok)
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(FileError, match="folder.txt: cannot be read: is a directory"):
