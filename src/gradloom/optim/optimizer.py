@@ -274,7 +274,7 @@ class SGD(Optimizer):
 class MomentOptimizer(Optimizer):
     """Base of optimisers whose moments may be kept in 8 bits.
 
-    state_bits: 32, or 8: moments of parameters of 4096 elements and more (of a stack: of each array) are codes of 8 bits
+    state_bits: 32, or 8: moments of parameters of 4096 elements and more (of a stack: of each array) are 8-bit codes
     with an f32 scale for each block of 256 elements, after Dettmers et al., 8-bit Optimizers via Block-wise
     Quantization, arXiv 2110.02861. Smaller ones (norms, biases) keep f32. SettingError for another number.
     """
