@@ -145,6 +145,7 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"val_split": 0.3}, "validation rows is 4 and was 3"),
     ({"freeze": "*.lora_a"}, "freeze is .* and was"),
     ({"optimizer": "lion"}, "optimizer.kind is Lion and was AdamW"),
+    ({"state_bits": 8}, "state_bits is 8 and was 32"),
     ({"rows": 14}, "training rows is 11 and was 10"),
     ({"keep_best": False}, "callbacks is .* and was"),
 ]

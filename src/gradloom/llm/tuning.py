@@ -19,7 +19,7 @@ from ..graph.leaves import Parameter
 from ..graph.value import Value
 from ..nn.module import Module
 from ..optim import schedules
-from ..optim.moments import FULL_BITS, checked_bits
+from ..optim.moments import FULL_BITS, LEAST_SIZE, checked_bits, is_coded
 from ..optim.names import optimizer_named
 from ..optim.optimizer import Optimizer
 from ..parallel.agree import agreed, share_of, threads_for
@@ -80,8 +80,8 @@ class Settings(TuneOptions):
             text = "{state_bits} and {optimizer} are mutually exclusive: the optimizer has its own state_bits"
             raise SettingError(text, state_bits=self.state_bits, optimizer=..., place="finetune")
         if "state_bits" not in optimizer_named(self.optimizer or "adamw").declared:
-            text = f"{{state_bits}} of {self.state_bits} requires {{optimizer}} adamw, adam or lion"
-            raise SettingError(text, state_bits=self.state_bits, optimizer=self.optimizer, place="finetune")
+            text = f"{{state_bits}} requires {{optimizer}} adamw, adam or lion, not {self.optimizer}"
+            raise SettingError(text, state_bits=self.state_bits, optimizer=..., place="finetune")
 
     def with_rate_of(self, adapter: Adapter) -> Settings:
         """With the default learning rate of the adapter."""
@@ -221,6 +221,9 @@ class Tuning:
         if not self.trained():
             text = "{freeze} leaves nothing to train; use fewer patterns"
             raise SettingError(text, freeze=settings.freeze, place="finetune")
+        if settings.state_bits != FULL_BITS and not any(is_coded(p.stored.each) for p in self.trained().values()):
+            text = f"{{state_bits}} requires a parameter of {LEAST_SIZE} elements or more that trains; leave it out"
+            raise SettingError(text, state_bits=settings.state_bits, place="finetune")
         self.sampler = settings.sampler(model, adapter, layers=layers, **options, memory=job.arena)
         every = as_interval("sample_every", settings.sample_every, "steps", "epochs", place="finetune")
         self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
