@@ -9,16 +9,12 @@ namespace gradloom::GL_ISA::update {
 
 constexpr int kBlock = 256;
 constexpr int kDecades = 7;
-constexpr int kFirstKey = 104 << 7;  // of 2^-23, which is below half of the least code
-constexpr int kKeys = (0x3f800000 >> 16) - kFirstKey + 1;  // up to that of 1
 
-// Numbers in [0, 1] in ascending order, and tables that find the nearest: a key is the upper half of a float, and
-// between two keys there is at most one middle of two numbers. A middle belongs to the number above it.
+// Numbers in [0, 1], ascending: 0, the decades, 1. From an edge to the next, which is the middle of two numbers, the
+// position of the nearest number is that of one decade: the whole part of start + slope x, and at most top.
 struct Codes {
-  int last = 0;  // the position of 1
   float value[256] = {};
-  float middle[256] = {};  // between a number and the next one
-  uint8_t first[kKeys] = {};  // the position of the number nearest to the least float of a key
+  float edge[kDecades + 1] = {}, slope[kDecades + 1] = {}, start[kDecades + 1] = {}, top[kDecades + 1] = {};
 };
 
 // `count` numbers in the lowest decade: 1 where half of the codes is negative, else 2.
@@ -27,71 +23,73 @@ constexpr Codes codes_of(int count) {
   constexpr double kPowers[kDecades] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0};
   double numbers[256] = {};
   int at = 1;
-  for (int i = 0; i < kDecades; i++)
-    for (int j = 0, n = count << i; j < n; j++) numbers[at++] = kPowers[i] * (0.1 + 0.9 * (2 * j + 1) / (2 * n));
+  for (int i = 0; i < kDecades; i++) {
+    const int n = count << i;
+    codes.slope[i] = static_cast<float>(n / (0.9 * kPowers[i]));
+    codes.start[i] = static_cast<float>(at - n / 9.0);
+    for (int j = 0; j < n; j++) numbers[at + j] = kPowers[i] * (0.1 + 0.9 * (2 * j + 1) / (2 * n));
+    codes.edge[i] = static_cast<float>((numbers[at - 1] + numbers[at]) / 2);
+    at += n;
+    codes.top[i] = static_cast<float>(at - 1);
+  }
   numbers[at] = 1.0;
-  codes.last = at;
-  for (int i = 0; i <= at; i++) {
-    codes.value[i] = static_cast<float>(numbers[i]);
-    codes.middle[i] = i < at ? static_cast<float>((numbers[i] + numbers[i + 1]) / 2) : __builtin_inff();
-  }
-  for (int key = 0, i = 0; key < kKeys; key++) {
-    while (codes.middle[i] <= __builtin_bit_cast(float, (kFirstKey + key) << 16)) i++;
-    codes.first[key] = static_cast<uint8_t>(i);
-  }
+  codes.edge[kDecades] = static_cast<float>((numbers[at - 1] + 1.0) / 2);
+  codes.start[kDecades] = codes.top[kDecades] = static_cast<float>(at);
+  for (int i = 0; i <= at; i++) codes.value[i] = static_cast<float>(numbers[i]);
   return codes;
 }
 
-constexpr bool one_middle_a_key(const Codes& codes) {
-  for (int key = 0; key + 1 < kKeys; key++)
-    if (codes.first[key + 1] > codes.first[key] + 1) return false;
-  return codes.first[0] == 0 && codes.first[kKeys - 1] == codes.last;
-}
-
 // With a sign: 0 is 0, 1..127 the numbers below 1, 128 the number 1, 129..255 those below 1, negative.
-constexpr Codes kPositive = codes_of(2);
 constexpr Codes signed_codes() {
   Codes codes = codes_of(1);
   for (int i = 1; i < 128; i++) codes.value[128 + i] = -codes.value[i];
   return codes;
 }
-inline constexpr Codes kWithSign = signed_codes();
-static_assert(kPositive.last == 255 && one_middle_a_key(kPositive) && kWithSign.last == 128 &&
-              one_middle_a_key(kWithSign));
+inline constexpr Codes kPositive = codes_of(2), kWithSign = signed_codes();
+static_assert(kPositive.top[kDecades] == 255 && kWithSign.top[kDecades] == 128);
 
 inline void decode(const Codes& codes, const uint8_t* from, float scale, float* to, int n) {
   for (int i = 0; i < n; i++) to[i] = codes.value[from[i]] * scale;
 }
 
-// The position of the number nearest to x, whose bits are given without their sign; any bits give a position.
-inline int nearest(const Codes& codes, int32_t bits) {
-  const int key = (bits >> 16) - kFirstKey;
-  const int at = codes.first[key < 0 ? 0 : key >= kKeys ? kKeys - 1 : key];
-  return at + (__builtin_bit_cast(float, bits) >= codes.middle[at]);
+// The position of the number nearest to each x >= 0; NaN gives 0.
+inline __attribute__((always_inline)) F nearest(const Codes& codes, F x) {
+  F slope = F::zero(), start = F::zero(), top = F::zero();
+  for (int i = 0; i <= kDecades; i++) {
+    const auto above = ge(x, F::set1(codes.edge[i]));
+    slope = select(above, F::set1(codes.slope[i]), slope);
+    start = select(above, F::set1(codes.start[i]), start);
+    top = select(above, F::set1(codes.top[i]), top);
+  }
+  const F at = mul_add(slope, x, start);
+  return trunc(select(lt(at, top), at, top));
 }
 
-// Codes of n numbers, which are overwritten, the largest of which is `most` in absolute value; returns their scale.
-// One below the normal floats is 0, and so are its numbers.
-template <bool has_sign> inline float encode(float* from, F largest, uint8_t* to, int n) {
+// Codes of n numbers, the largest of which is the largest of `largest` in absolute value; returns their scale. One below
+// the normal floats is 0, and so are its numbers.
+template <bool has_sign> inline float encode(const float* from, F largest, uint8_t* to, int n) {
   const float most = reduce_max(largest);
   if (!(most >= 0x1p-126f)) {
     std::memset(to, 0, static_cast<size_t>(n));
     return 0.0f;
   }
-  const F scale = F::set1(most);
+  const F inverse = F::set1(1.0f / most);
+  alignas(64) int32_t codes[kBlock];
   vectors(0, n, [&](int64_t i, int lanes) __attribute__((always_inline)) {
-    put(from + i, get(from + i, lanes) / scale, lanes);
-  });
-  for (int i = 0; i < n; i++) {
-    const int32_t bits = __builtin_bit_cast(int32_t, from[i]), size = bits & 0x7fffffff;
+    const F x = get(from + i, lanes) * inverse;
+    F at = nearest(has_sign ? kWithSign : kPositive, abs(x));
+    const auto is_zero = eq(at, F::zero());
     if constexpr (has_sign) {
-      const int at = nearest(kWithSign, size);
-      to[i] = static_cast<uint8_t>(bits >= 0 || at == 0 ? at : at < 128 ? 128 + at : 255);
-    } else {
-      const int at = nearest(kPositive, size);  // above 0 it never becomes 0: a step divides by its root
-      to[i] = static_cast<uint8_t>(at == 0 && from[i] > 0.0f ? 1 : at);
+      const F negative = select(lt(at, F::set1(128)), at, F::set1(127)) + F::set1(128);
+      at = select(is_zero, at, select(lt(x, F::zero()), negative, at));
+    } else {  // above 0 it never becomes 0: a step divides by its root
+      at = select(is_zero, select(gt(x, F::zero()), F::set1(1), at), at);
     }
-  }
+    const I code = to_i32(at);
+    if (lanes == F::N) code.store(codes + i);
+    else code.store_n(codes + i, lanes);
+  });
+  for (int i = 0; i < n; i++) to[i] = static_cast<uint8_t>(codes[i]);
   return most;
 }
 

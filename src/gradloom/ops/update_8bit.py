@@ -25,8 +25,8 @@ LEAST = float(np.finfo(np.float32).tiny)  # a smaller scale is 0
 
 
 def _numbers(count: int) -> np.ndarray:
-    """The numbers from 0 to 1, ascending: seven decades, with `count` numbers in the lowest one and in each other double
-    the numbers of the decade below, at the centres of equal parts; 0 and 1."""
+    """The numbers from 0 to 1, ascending: 0, seven decades and 1. `count` numbers are in the lowest decade, and double
+    those of the decade below in each other one, at the centres of equal parts."""
     numbers = [0.0]
     for i, power in enumerate((1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)):
         n = count << i
