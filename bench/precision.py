@@ -93,7 +93,7 @@ def training(seeds: int, epochs: int, steps: int) -> bool:
         for seed in range(seeds):
             for precision in PRECISIONS:
                 run = fitted if kind in ("mlp", "cnn") else tuned
-                loss, uncertainty = run(kind, *more, seed, precision)
+                loss, uncertainty = run(kind, *more, seed, precision=precision)
                 losses[precision].append(loss)
                 spread.append(uncertainty)
         f32, bf16 = (statistics.mean(losses[p]) for p in PRECISIONS)
@@ -104,8 +104,8 @@ def training(seeds: int, epochs: int, steps: int) -> bool:
     return kept
 
 
-def fitted(kind: str, epochs: int, seed: int, precision: str) -> tuple[float, float]:
-    """The loss on MNIST's test rows, and its uncertainty."""
+def fitted(kind: str, epochs: int, seed: int, optimizer: Any = None, **options: Any) -> tuple[float, float]:
+    """The loss on MNIST's test rows, and its uncertainty. optimizer: makes one from lr=; options: of gl.fit."""
     import gradloom as gl
     from gradloom.data.idx import read_idx
 
@@ -122,21 +122,21 @@ def fitted(kind: str, epochs: int, seed: int, precision: str) -> tuple[float, fl
             nn.Conv2d(8, 16, 3, padding=1, activation="relu"), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 10),
         )  # fmt: skip
     data = x["train"][:ROWS], labels["train"][:ROWS]
-    gl.fit(net.init(seed), data, optimizer=gl.optim.AdamW(lr=1e-3), epochs=epochs, batch_size=100, seed=seed,
-           precision=precision, progress=False)  # fmt: skip
+    gl.fit(net.init(seed), data, optimizer=(optimizer or gl.optim.AdamW)(lr=1e-3), epochs=epochs, batch_size=100,
+           seed=seed, progress=False, **options)  # fmt: skip
     found = gl.evaluate(net, (x["t10k"], labels["t10k"]), loss="cross_entropy")
     return found.loss, found.loss_unc
 
 
-def tuned(kind: str, text: str, steps: int, seed: int, precision: str) -> tuple[float, float]:
-    """The loss on held-out rows, and its uncertainty."""
+def tuned(kind: str, text: str, steps: int, seed: int, lr: float = 1e-3, **settings: Any) -> tuple[float, float]:
+    """The loss on held-out rows, and its uncertainty. settings: of gl.llm.finetune."""
     import gradloom as gl
 
     adapter = gl.llm.LoRA(rank=8, targets="all") if kind == "LoRA" else gl.llm.TrainedTensors("all", "f32")
     options = {} if text.endswith(".txt") else {"prompt_key": "question", "completion_key": "answer"}
     run = gl.llm.finetune(
-        str(STORIES), text, adapter, data_options=options, context=256, batch_size=4, steps=steps, lr=1e-3, seed=seed,
-        val_split=0.02, precision=precision, progress=False,
+        str(STORIES), text, adapter, data_options=options, context=256, batch_size=4, steps=steps, lr=lr, seed=seed,
+        val_split=0.02, progress=False, **settings,
     )  # fmt: skip
     return run.report["val_loss"], run.report["val_loss_unc"]
 

@@ -59,6 +59,7 @@ ODD: dict[str, list[Any]] = {
     "device": [3, "", "nothing", "gpu:99", "numpy", "GPU"],
     "gpu_layers": [-1, 1.5, True, "", "all", "-1", "1.5", HUGE],
     "gpu_memory": [0, 1.5, True, "", "much", HUGE],
+    "state_bits": [16],
     "memory": [0, 1.5, True, "", "much", 1000],
     "hidden": ["64", [0], [1 << 31], ["x"], 3],
     "groups": [3, [3], [{}], [{"match": "*"}], [{"match": "*.nothing", "lr": 0.1}], [{"match": "*", "lr": 1e308}]],

@@ -32,7 +32,8 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
          "--val-split 0.3", "--seed 1", "--method full", "--context 64", "--lr 0.1", "--threads 2", "--optimizer lion",
          "--max-norm 0.001", "--freeze *.0.*", "--ema 0.9", "--precision bf16"],
         ["--train-dtype f32", "--exchange fast", "--parallel fork", "--out o.bin", "--weight-decay -1",
-         "--sample-every 1steps", "--on-nonfinite go", "--optimizer lino", "--eval-rows 0", "--keep 0",
+         "--sample-every 1steps", "--on-nonfinite go", "--state-bits 8", "--state-bits 16",
+         "--optimizer lino", "--eval-rows 0", "--keep 0",
          "--precision f16", "--device nowhere", *READS],
     ),
     TRAIN + " --lora base.gguf": (
@@ -40,8 +41,9 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--rank 4", "--alpha 1", "--targets attn_q", "--rslora", "--method full", "--train-dtype f32"],
     ),
     TRAIN + " --method full": (
-        ["--targets attn_q", "--seed 1", "--weight-decay 0.1"],
-        ["--rank 4", "--alpha 1", "--dropout 0.3", "--dropout 0", "--rslora", "--lora base.gguf"],
+        ["--targets attn_q", "--seed 1", "--weight-decay 0.1", "--state-bits 8", "--state-bits 8 --optimizer lion"],
+        ["--state-bits 8 --optimizer sgd", "--rank 4", "--alpha 1",
+         "--dropout 0.3", "--dropout 0", "--rslora", "--lora base.gguf"],
     ),
     "finetune half.gguf t.txt --context 32 --out o.gguf --method full --train-dtype f32": (["--targets attn_q"], []),
     "evaluate m.gguf t.txt --context 32": (
@@ -72,6 +74,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--train-dtype f32", "--method full --rank 4", "--precision f16", "--val t.txt", "--eval-rows 2", "--special",
          *READS],
     ),
+    "plan m.gguf --method full": (["--state-bits 8"], ["--state-bits 8 --optimizer rmsprop", "--state-bits 16"]),
     "plan m.gguf p.jsonl --context 64 --val-split 0.4": (
         ["--prompt-key q", "--completion-key a", "--as-chat", "--as-chat --chat-template tpl.jinja", "--eval-rows 1",
          "--seed 3"],

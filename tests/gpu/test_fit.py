@@ -57,6 +57,20 @@ OPTIMIZERS = {
 }
 
 
+@pytest.fixture
+def small_parameters_in_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradloom.optim.moments.LEAST_SIZE", 1)
+
+
+@pytest.mark.parametrize("kind", [gl.optim.AdamW, gl.optim.Adam, gl.optim.Lion])
+@pytest.mark.usefixtures("small_parameters_in_8_bits")
+def test_moments_in_8_bits_are_those_of_the_cpu(kind: Any) -> None:
+    options = {"lr": 1e-3, "weight_decay": 0.1, "state_bits": 8}
+    cpu, gpu, again = (losses(device, kind(**options), 8, dropout=0.25) for device in ("cpu", "gpu", "gpu"))
+    assert np.allclose(cpu[0], gpu[0], rtol=2e-4), (cpu[0], gpu[0])
+    assert gpu[0] == again[0] and all(gpu[1][k].tobytes() == again[1][k].tobytes() for k in gpu[1])
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_trains_as_on_the_cpu(name: str) -> None:
     cpu, gpu = (losses(device, OPTIMIZERS[name](), 8, dropout=0.25) for device in ("cpu", "gpu"))

@@ -113,6 +113,20 @@ def test_full_training_and_other_optimisers(path):
     assert plan(load(path), TrainedTensors("all"), context=16, batch_size=1, optimizer=gl.optim.SGD()).state == 0
 
 
+def test_moments_in_8_bits(path):
+    """Two codes an element, and two scales a block of 256 elements, of tensors of 4096 elements and more."""
+    model = load(path)
+    sizes = [w.read().size for w in model.weights.values()]
+    large = [size for size in sizes if size >= 4096]
+    expected = sum(2 * size + 8 * -(-size // 256) for size in large) + 8 * (sum(sizes) - sum(large))
+    settings = {"context": 16, "batch_size": 1, "state_bits": 8, "threads": 1}
+    planned = plan(model, TrainedTensors("all"), **settings)
+    assert planned.state == expected < 8 * sum(sizes)
+    run = Run(load(path), rows_of(1, 16), TrainedTensors("all"), val_split=0.0, **settings | {"context": None})
+    run.prepare()
+    assert run.memory().state == expected
+
+
 def test_contents_that_follow_from_a_rule_take_no_memory_before_they_are_used():
     """Copies and moments of a full fine-tuning that would take 64 GiB, and one of them that is used."""
     made = []

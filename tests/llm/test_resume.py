@@ -60,6 +60,19 @@ def test_ctrl_c_and_resume(path: Path, whole: Any, tmp_path: Path, full: bool, s
     assert texts == [text.as_dict() for text in again.samples]
 
 
+def test_moments_in_8_bits(path: Path, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped and resumed on two threads: the same bits, and not those of f32 moments, which are rejected."""
+    monkeypatch.setattr("gradloom.optim.moments.LEAST_SIZE", 1000)
+    folder = tmp_path / "run"
+    through = outcome(tuned(path, True, state_bits=8))
+    first = tuned(path, True, run=folder, state_bits=8, callbacks=[interrupted_at(5)])
+    assert first.interrupted
+    with pytest.raises(TrainError, match="cannot be resumed: .*state_bits is 32 and was 8"):
+        tuned(path, True, run=folder, resume=True)
+    again = outcome(tuned(path, True, run=folder, resume=True, state_bits=8, threads=2))
+    assert same(again, through) and not same(again, whole[True])
+
+
 @pytest.mark.parametrize(("one", "two"), [(1, 2), (2, 1), (3, 2)])
 def test_another_number_of_ranks(path: Path, whole: Any, tmp_path: Path, one: int, two: int) -> None:
     def train(count: int, **options: Any) -> Any:

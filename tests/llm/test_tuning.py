@@ -37,6 +37,41 @@ def test_an_optimiser_by_name(tmp_path: Path, name: str) -> None:
         assert trained(named) == trained(run_on(path, lr=3e-3, schedule="linear", warmup=0.0, weight_decay=0.1))
 
 
+@pytest.mark.parametrize("name", ["adamw", "adam", "lion"])
+def test_moments_in_8_bits(tmp_path: Path, name: str) -> None:
+    """By name the same bits as an object with state_bits, other ones than with f32 moments."""
+    path, settings = write(tmp_path), {"schedule": "constant", "warmup": 0.0, "lr": 3e-3}
+    tensors = ["token_embd"]
+    one = run_on(path, TrainedTensors(tensors), optimizer=name, state_bits=8, **settings)
+    kind = next(c for c in (gl.optim.AdamW, gl.optim.Adam, gl.optim.Lion) if c.__name__.lower() == name)
+    other = run_on(path, TrainedTensors(tensors), optimizer=kind(lr=3e-3, state_bits=8))
+    plain = run_on(path, TrainedTensors(tensors), optimizer=name, **settings)
+    assert trained(one) == trained(other) != trained(plain)
+    kinds = {p.dtype.name for kept in one.trainer.state.values() for p in kept.values()}
+    assert kinds == {"u8", "f32"}
+    assert one.history[-1].train.loss == pytest.approx(plain.history[-1].train.loss, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"state_bits": 16}, "finetune: state_bits=16: must be 8 or 32"),
+        (
+            {"state_bits": 8, "optimizer": "sgd"},
+            "finetune: state_bits=8 requires optimizer adamw, adam or lion, not sgd",
+        ),
+        (
+            {"state_bits": 8, "optimizer": gl.optim.AdamW()},
+            "finetune: state_bits=8 and optimizer are mutually exclusive",
+        ),
+        ({"state_bits": 8}, "finetune: state_bits=8 requires a parameter of 4096 elements or more that trains"),
+    ],
+)
+def test_bits_of_moments_that_have_no_effect_are_refused(tmp_path: Path, options: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        run_on(write(tmp_path), **options)
+
+
 def test_what_trains_no_language_model_is_refused(tmp_path: Path) -> None:
     with refused("device", "numpy", need="'cpu', 'gpu' or 'gpu:1'", place="finetune"):
         run_on(write(tmp_path), device="numpy")

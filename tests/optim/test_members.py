@@ -44,6 +44,8 @@ OPTIMIZERS = {
     "sgd": lambda: SGD(lr=0.1, momentum=0.9),
     "nesterov": lambda: SGD(lr=0.1, momentum=0.9, nesterov=True),
     "lion": lambda: Lion(lr=0.001),
+    "adamw, 8 bits": lambda: AdamW(lr=0.01, weight_decay=0.1, state_bits=8),
+    "lion, 8 bits": lambda: Lion(lr=0.001, state_bits=8),
     "rmsprop": lambda: RMSprop(lr=0.001, centered=True, momentum=0.5),
     "adafactor": lambda: Adafactor(lr=0.05, weight_decay=0.1),
     "muon": lambda: with_adamw(lr=0.02),
@@ -54,6 +56,12 @@ CLIPPED = {
     "max_value": {"max_value": 0.003},
     "both": {"max_norm": 0.02, "max_value": 0.003},
 }
+
+
+@pytest.fixture(autouse=True)
+def small_parameters_in_8_bits(monkeypatch):
+    """Otherwise only parameters of 4096 elements and more have such moments."""
+    monkeypatch.setattr("gradloom.optim.moments.LEAST_SIZE", 1)
 
 
 @pytest.mark.parametrize("accumulated", [False, True])

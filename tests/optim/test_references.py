@@ -33,6 +33,67 @@ class Lion(torch.optim.Optimizer):
                 self.state[p]["m"] = beta2 * m + (1 - beta2) * p.grad
 
 
+def dynamic_map(signed):
+    """Numbers of dynamic tree quantisation with 8 bits, as bitsandbytes' create_dynamic_map draws them (bits of the
+    exponent: 7)."""
+    numbers = [0.0, 1.0]
+    for i in range(7):
+        edges = np.linspace(0.1, 1, 2 ** (i if signed else i + 1) + 1)
+        centres = 10.0 ** (i - 6) * (edges[:-1] + edges[1:]) / 2
+        numbers += [*centres, *(-centres if signed else [])]
+    assert len(set(numbers)) == 256
+    return torch.tensor(sorted(numbers), dtype=torch.float64)
+
+
+MAPS = {signed: dynamic_map(signed) for signed in (True, False)}
+
+
+def rounded(x, signed):
+    """Each number as the nearest of the map times the largest absolute value of its block of 256; without a sign no
+    number above 0 as 0."""
+    made, flat = torch.zeros(x.numel(), dtype=x.dtype), x.ravel()
+    for at in range(0, x.numel(), 256):
+        block = flat[at : at + 256]
+        scale = block.abs().max()
+        if scale > 0:
+            near = (block[:, None] / scale - MAPS[signed]).abs()
+            if not signed:
+                near[:, 0] = torch.where(block > 0, torch.inf, near[:, 0])
+            made[at : at + 256] = MAPS[signed][near.argmin(1)] * scale
+    return made.reshape(x.shape)
+
+
+class AdamW8(torch.optim.Optimizer):
+    """AdamW whose moments are rounded to 8 bits after each step, arXiv 2110.02861."""
+
+    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, coupled=False):
+        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "decay": weight_decay, "coupled": coupled})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                state = self.state[p]
+                m, v = (state.setdefault(name, torch.zeros_like(p)) for name in ("m", "v"))
+                t = state["t"] = state.get("t", 0) + 1
+                g = p.grad + group["decay"] * p if group["coupled"] else p.grad
+                m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+                if not group["coupled"]:
+                    p *= 1 - group["lr"] * group["decay"]
+                p -= group["lr"] * m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + group["eps"])
+                state["m"], state["v"] = rounded(m, True), rounded(v, False)
+
+
+class Lion8(Lion):
+    """The same with m rounded to 8 bits after each step."""
+
+    def step(self):
+        super().step()
+        for kept in self.state.values():
+            kept["m"] = rounded(kept["m"], True)
+
+
 class Several:
     """Optimisers side by side, as one."""
 
@@ -53,6 +114,12 @@ class Several:
 def muon_in_float64(monkeypatch):
     """PyTorch's Muon rounds its iterations to bfloat16."""
     monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", ITERATIONS)
+
+
+@pytest.fixture(autouse=True)
+def small_parameters_in_8_bits(monkeypatch):
+    """Otherwise only parameters of 4096 elements and more have such moments."""
+    monkeypatch.setattr("gradloom.optim.moments.LEAST_SIZE", 1)
 
 
 def _iterations():
@@ -115,6 +182,18 @@ CASES = {
     "rmsprop, all": (
         lambda lr, **o: optim.RMSprop(lr=lr, centered=True, momentum=0.8, weight_decay=0.2, **RMS, **o),
         lambda p, lr: torch.optim.RMSprop(p, lr=lr, centered=True, momentum=0.8, weight_decay=0.2, **RMS),
+    ),
+    "adamw, 8 bits": (
+        lambda lr, **o: optim.AdamW(lr=lr, eps=1e-3, weight_decay=0.2, state_bits=8, **o),
+        lambda p, lr: AdamW8(p, lr=lr, eps=1e-3, weight_decay=0.2),
+    ),
+    "adam, 8 bits": (
+        lambda lr, **o: optim.Adam(lr=lr, eps=1e-3, weight_decay=0.3, state_bits=8, **o),
+        lambda p, lr: AdamW8(p, lr=lr, eps=1e-3, weight_decay=0.3, coupled=True),
+    ),
+    "lion, 8 bits": (
+        lambda lr, **o: optim.Lion(lr=lr, weight_decay=0.2, state_bits=8, **o),
+        lambda p, lr: Lion8(p, lr=lr, weight_decay=0.2),
     ),
     "adafactor": (
         lambda lr, **o: optim.Adafactor(lr=lr, **o),

@@ -125,6 +125,15 @@ def test_a_replica_that_gets_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- equal to the plain loop -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [gl.optim.AdamW, gl.optim.Lion])
+def test_moments_in_8_bits(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    monkeypatch.setattr("gradloom.optim.moments.LEAST_SIZE", 20)
+    samples, optimizer = blobs([8, 8, 5, 1, 8]), kind(lr=1e-2, weight_decay=0.1, state_bits=8)
+    result = gl.dp_train(net, samples, loss_fn=ops.cross_entropy, replicas=2, iterations=23, optimizer=optimizer)
+    assert same(result, plain_loop(net(), samples, 2, 23, optimizer)[0])
+    assert not same(result, plain_loop(net(), samples, 2, 23, kind(lr=1e-2, weight_decay=0.1))[0])
+
+
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("max_norm", [math.inf, 0.5])
 def test_iris_equals_the_plain_loop(replicas: int, max_norm: float) -> None:

@@ -107,6 +107,14 @@ class TuneOptions(StepOptions):
         typed="Optimizer | str | None",
         compared_as="optimizer",
     )
+    state_bits: Whole = option(
+        32,
+        "bits of the moments of the optimiser that is named, 32 or 8: with 8 those of parameters of 4096 elements and "
+        "more are block-wise codes of a byte (adamw, adam, lion; docs/optimizers.md); an optimizer object has its own "
+        "state_bits",
+        Flag(PLANNED, "Bits of each moment of the optimiser: 32, or 8 in about a quarter of the memory."),
+        bits=True,
+    )
     val_split: Share | None = option(
         None,
         "share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at most "

@@ -293,7 +293,9 @@ betas: use beta1=, beta2=
 amsgrad: not supported; use gl.optim.AdamW(lr=...)
 fused: leave it out: the update is one kernel
 foreach: leave it out
+optim_bits: use state_bits=8
 [Lion]
+optim_bits: use state_bits=8
 betas: use beta1=, beta2=
 [SGD]
 dampening: not supported; use momentum=
@@ -523,6 +525,8 @@ get_linear_schedule_with_warmup: use gl.optim.schedules.Linear(1e-3, steps=1000,
 optimizers: use gl.optim
 Adagrad Adadelta: not supported; use gl.optim.RMSprop(lr=...)
 NAdam: not supported; use gl.optim.Adam(lr=...)
+Adam8bit AdamW8bit PagedAdamW8bit: use gl.optim.AdamW(lr=..., state_bits=8)
+Lion8bit PagedLion8bit: use gl.optim.Lion(lr=..., state_bits=8)
 RAdam LBFGS: not supported; use gl.optim.AdamW(lr=...)
 clip_grad_norm_ clip_by_global_norm: use gl.optim.clip_grad_norm(grads, max_norm)
 clip_grad_value_: use gl.optim.clip_grad_value(grads, max_value)

@@ -24,6 +24,7 @@ class FinetuneArguments(TypedDict, total=False):
     warmup: float | None
     weight_decay: float | None
     optimizer: Optimizer | str | None
+    state_bits: int
     val_split: float | None
     sample_prompt: str | Sequence[str] | None
     sample_every: str | None
@@ -89,6 +90,7 @@ class PlanArguments(TypedDict, total=False):
     warmup: float | None
     weight_decay: float | None
     optimizer: Optimizer | str | None
+    state_bits: int
     val_split: float | None
     sample_prompt: str | Sequence[str] | None
     sample_every: str | None

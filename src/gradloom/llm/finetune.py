@@ -142,7 +142,7 @@ class Run(Tuning):
                 if given is None and self.earlier is not None:
                     given = self.earlier.adapter()
                 trained = asked.adapter(given)
-                check_trained(loaded, trained)
+                check_trained(loaded, trained, getattr(asked.optimizer, "state_bits", asked.state_bits))
                 self._memory = memory.memory()  # before this run takes any
                 self._read = [*data_files(data).paths] if isinstance(data, (str, os.PathLike)) else []
                 self._read += [os.fspath(use.val)] if isinstance(use.val, (str, os.PathLike)) else []

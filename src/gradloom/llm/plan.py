@@ -24,6 +24,7 @@ from ..base.settings import switches
 from ..base.training_options import RankOptions
 from ..graph.numbers import addressable
 from ..graph.stored import Stored
+from ..optim.moments import FULL_BITS
 from ..parallel.agree import is_root
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
@@ -211,11 +212,11 @@ def _in_arena(job: TuningJob, most: int, base: int, reading: int) -> tuple[Tunin
         job = replace(job, arena=max(arena - (total - most), 1))
 
 
-def check_trained(model: Model, adapter: Adapter) -> None:
-    """SettingError when the arrays that train, and AdamW's moments, are more than there is memory: before any of them
-    is made."""
+def check_trained(model: Model, adapter: Adapter, state_bits: int = FULL_BITS) -> None:
+    """SettingError when the arrays that train, and AdamW's moments of `state_bits` bits, are more than there is memory:
+    before any of them is made."""
     if isinstance(adapter, (LoRA, TrainedTensors)):
-        need = 3 * adapter.trained_bytes(model)
+        need = adapter.trained_bytes(model) * (FULL_BITS + 2 * state_bits) // FULL_BITS
         need_memory(need, f"plan: {show_bytes(need)} of memory are needed to train these tensors", FEWER_TRAINED)
 
 

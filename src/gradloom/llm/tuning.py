@@ -19,6 +19,7 @@ from ..graph.leaves import Parameter
 from ..graph.value import Value
 from ..nn.module import Module
 from ..optim import schedules
+from ..optim.moments import FULL_BITS, LEAST_SIZE, checked_bits, is_coded
 from ..optim.names import optimizer_named
 from ..optim.optimizer import Optimizer
 from ..parallel.agree import agreed, share_of, threads_for
@@ -51,6 +52,7 @@ class Settings(TuneOptions):
         elif self.optimizer is not None and given:
             text = f"{{{given[0]}}} and {{optimizer}} are mutually exclusive: the optimizer has its own settings"
             raise SettingError(text, {given[0]: getattr(self, given[0]), "optimizer": ...}, place="finetune")
+        self._check_bits()
         for name, default in (("schedule", FINETUNE_SCHEDULE), ("warmup", FINETUNE_WARMUP)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
@@ -69,6 +71,17 @@ class Settings(TuneOptions):
             if name not in given:
                 object.__setattr__(self, name, default)
         as_interval("sample_every", self.sample_every, "steps", "epochs", place="finetune")
+
+    def _check_bits(self) -> None:
+        """SettingError for bits of moments that the optimiser does not have."""
+        if checked_bits(self.state_bits, "finetune") == FULL_BITS:
+            return
+        if self.optimizer is not None and not isinstance(self.optimizer, str):
+            text = "{state_bits} and {optimizer} are mutually exclusive: the optimizer has its own state_bits"
+            raise SettingError(text, state_bits=self.state_bits, optimizer=..., place="finetune")
+        if "state_bits" not in optimizer_named(self.optimizer or "adamw").declared:
+            text = f"{{state_bits}} requires {{optimizer}} adamw, adam or lion, not {self.optimizer}"
+            raise SettingError(text, state_bits=self.state_bits, optimizer=..., place="finetune")
 
     def with_rate_of(self, adapter: Adapter) -> Settings:
         """With the default learning rate of the adapter."""
@@ -208,6 +221,9 @@ class Tuning:
         if not self.trained():
             text = "{freeze} leaves nothing to train; use fewer patterns"
             raise SettingError(text, freeze=settings.freeze, place="finetune")
+        if settings.state_bits != FULL_BITS and not any(is_coded(p.stored.each) for p in self.trained().values()):
+            text = f"{{state_bits}} requires a parameter of {LEAST_SIZE} elements or more that trains; leave it out"
+            raise SettingError(text, state_bits=settings.state_bits, place="finetune")
         self.sampler = settings.sampler(model, adapter, layers=layers, **options, arena_bytes=job.arena)
         every = as_interval("sample_every", settings.sample_every, "steps", "epochs", place="finetune")
         self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
@@ -229,9 +245,11 @@ class Tuning:
         given = self.settings.optimizer
         if isinstance(given, Optimizer):
             return given
+        bits = self.settings.state_bits
         made: Optimizer = optimizer_named(given or "adamw")(
             lr=_Rate(self),
             weight_decay=self.settings.weight_decay or 0.0,
+            **({} if bits == FULL_BITS else {"state_bits": bits}),
         )
         return made
 

@@ -106,12 +106,14 @@ from .reduce import argmax, max, mean, min, sum
 from .rope import rope, rope_frequencies, rope_scale
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
 from .update import accumulate, assign, average, grad_norm, guard, set_rows, zero
+from .update_8bit import adamw_8bit, lion_8bit
 from .update_rules import adamw, lion, rmsprop, sgd, sgd_nesterov
 
 __all__ = [
     "abs",
     "accumulate",
     "adamw",
+    "adamw_8bit",
     "add",
     "argmax",
     "assign",
@@ -174,6 +176,7 @@ __all__ = [
     "linear_cross_entropy_pair",
     "linear_cross_entropy_rows",
     "lion",
+    "lion_8bit",
     "log",
     "log_softmax",
     "log_softmax_back",

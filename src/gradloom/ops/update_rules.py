@@ -14,7 +14,7 @@ from .common import Sample, Spec, bad, draw, scalar_specs
 from .update import ENDS, GROUPS, Arrays, same_shapes, scalars
 
 
-def _per_weight(g: np.ndarray, weight: Any) -> np.ndarray:
+def per_weight(g: np.ndarray, weight: Any) -> np.ndarray:
     """g / weight; a step in which no row counts (weight 0) has no gradient."""
     return g / weight if weight != 0 else np.zeros_like(g)
 
@@ -32,7 +32,7 @@ def _sgd(
 ) -> Arrays:
     results = []
     for w_i, g_i, m_i in zip(w, g, m, strict=True):
-        step = _per_weight(g_i, weight)
+        step = per_weight(g_i, weight)
         if m_i is not None:
             step = momentum * m_i + step
         results += [w_i * (1 - lr * weight_decay) - lr * step, np.zeros_like(w_i) if m_i is None else step]
@@ -42,7 +42,7 @@ def _sgd(
 def _nesterov(lr: Any, momentum: Any, weight_decay: Any, weight: Any, w: Arrays, g: Arrays, m: Arrays) -> Arrays:
     results = []
     for w_i, g_i, m_i in zip(w, g, m, strict=True):
-        slope = _per_weight(g_i, weight)
+        slope = per_weight(g_i, weight)
         m_new = momentum * m_i + slope
         results += [w_i * (1 - lr * weight_decay) - lr * (slope + momentum * m_new), m_new]
     return results
@@ -63,7 +63,7 @@ def _adamw(
 ) -> Arrays:  # fmt: skip
     results = []
     for w_i, g_i, m_i, v_i in zip(w, g, m, v, strict=True):
-        slope = _per_weight(g_i, weight)
+        slope = per_weight(g_i, weight)
         m_new = beta1 * m_i + (1 - beta1) * slope
         v_new = beta2 * v_i + (1 - beta2) * slope * slope
         m_hat, v_hat = m_new / (1 - beta1**step), v_new / (1 - beta2**step)
@@ -82,7 +82,7 @@ def _lion_shape(
 def _lion(lr: Any, beta1: Any, beta2: Any, weight_decay: Any, weight: Any, w: Arrays, g: Arrays, m: Arrays) -> Arrays:
     results = []
     for w_i, g_i, m_i in zip(w, g, m, strict=True):
-        slope = _per_weight(g_i, weight)
+        slope = per_weight(g_i, weight)
         way = np.sign(beta1 * m_i + (1 - beta1) * slope)
         results += [w_i * (1 - lr * weight_decay) - lr * way, beta2 * m_i + (1 - beta2) * slope]
     return results
@@ -103,7 +103,7 @@ def _rmsprop(
 ) -> Arrays:  # fmt: skip
     results = []
     for w_i, g_i, v_i, a_i, m_i in zip(w, g, v, a, m, strict=True):
-        slope = _per_weight(g_i, weight)
+        slope = per_weight(g_i, weight)
         v_new = alpha * v_i + (1 - alpha) * slope * slope
         a_new = np.zeros_like(w_i) if a_i is None else alpha * a_i + (1 - alpha) * slope
         step = slope / (np.sqrt(np.maximum(v_new - a_new * a_new, 0)) + eps)

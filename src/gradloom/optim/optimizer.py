@@ -12,7 +12,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,10 +21,12 @@ from .. import ops
 from ..base.arguments import as_bool, what_is
 from ..base.errors import GradientError, GraphError, SettingError
 from ..base.habits import AttributeHints, unexpected_keyword
+from ..graph.declaration import Spec
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value
 from .groups import Groups, GroupSettings
+from .moments import FULL_BITS, checked_bits, layout_8bit, names_8bit, updated_by_form
 from .rule import Schedule, UpdateInputs, UpdateRule, is_used
 from .state import OptimizerState
 from .state_checks import need_gradients
@@ -115,8 +118,11 @@ class Optimizer(UpdateRule, AttributeHints):
 
     @property
     def flags(self) -> dict[str, Any]:
-        """The arguments that are no settings: nesterov, centered, ..."""
+        """The arguments that are no settings: nesterov, centered, ... state_bits of 32 is none of them: states that are
+        older than this argument are in f32."""
         own = {k: self.arguments.get(k, v) for k, v in self.declared.items() if type(v) is not float}
+        if own.get("state_bits") == FULL_BITS:
+            del own["state_bits"]
         return own | {"no_decay": self.no_decay}
 
     def _usable(self, parameters: Any) -> dict[Parameter, str]:
@@ -265,7 +271,37 @@ class SGD(Optimizer):
         return (ops.sgd_nesterov if self.nesterov else ops.sgd)(*scalars, given.weight, *given.interleaved("m"))
 
 
-class AdamW(Optimizer):
+class MomentOptimizer(Optimizer):
+    """Base of optimisers whose moments may be kept in 8 bits.
+
+    state_bits: 32, or 8: moments of parameters of 4096 elements and more (of a stack: of each array) are 8-bit codes
+    with an f32 scale for each block of 256 elements, after Dettmers et al., 8-bit Optimizers via Block-wise
+    Quantization, arXiv 2110.02861. Smaller ones (norms, biases) keep f32. SettingError for another number.
+    """
+
+    moments: ClassVar[tuple[str, ...]] = ()  # in f32 under these names, in 8 bits under those of names_8bit
+    if TYPE_CHECKING:
+        state_bits: int = FULL_BITS
+
+    def prepare(self, given: Mapping[str, Any]) -> None:
+        self.state_bits = checked_bits(self.state_bits, type(self).__name__)
+        if self.state_bits != FULL_BITS:
+            self.state_names = (*self.moments, *names_8bit(self.moments))
+            self.nonnegative = (*self.nonnegative, *(f"{name}_scale" for name in self.moments))
+
+    def layout_of(self, shape: tuple[int, ...], each: tuple[int, ...]) -> Mapping[str, Spec]:
+        if self.state_bits == FULL_BITS:
+            return super().layout_of(shape, each)
+        return layout_8bit(self.moments, shape, each)
+
+    def in_form(self, given: UpdateInputs, plain: Any, coded: Any, *scalars: Value) -> Sequence[Value]:
+        """The nodes of the op `plain` for f32 moments, and of `coded` for each parameter with 8 bits."""
+        if self.state_bits == FULL_BITS:
+            return plain(*scalars, *given.interleaved(*self.moments))
+        return updated_by_form(given, self.moments, partial(plain, *scalars), partial(coded, *scalars))
+
+
+class AdamW(MomentOptimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), bias-corrected from t = 1, which
     counts the steps of each parameter, as torch.optim does.
 
@@ -277,14 +313,15 @@ class AdamW(Optimizer):
     beta2: Schedule = 0.999
     eps: Schedule = 1e-8
     weight_decay: Schedule = 0.0
+    state_bits: int = FULL_BITS
 
-    state_names = ("m", "v")
+    moments = state_names = ("m", "v")
     nonnegative = ("v",)
     counts_steps = True
 
     def update(self, given: UpdateInputs) -> Sequence[Value]:
         scalars, given = self.decayed(given)
-        return ops.adamw(*scalars, given.step, given.weight, *given.interleaved("m", "v"))
+        return self.in_form(given, ops.adamw, ops.adamw_8bit, *scalars, given.step, given.weight)
 
 
 class Adam(AdamW):
@@ -296,7 +333,7 @@ class Adam(AdamW):
     decoupled_weight_decay: bool = False
 
 
-class Lion(Optimizer):
+class Lion(MomentOptimizer):
     """w <- w(1 - lr*wd) - lr*sign(beta1*m + (1 - beta1)*g), then m <- beta2*m + (1 - beta2)*g.
 
     Chen et al., Symbolic discovery of optimization algorithms, arXiv 2302.06675. Every element moves by lr in a step,
@@ -307,12 +344,13 @@ class Lion(Optimizer):
     beta1: Schedule = 0.9
     beta2: Schedule = 0.99
     weight_decay: Schedule = 0.0
+    state_bits: int = FULL_BITS
 
-    state_names = ("m",)
+    moments = state_names = ("m",)
 
     def update(self, given: UpdateInputs) -> Sequence[Value]:
         scalars, given = self.decayed(given)
-        return ops.lion(*scalars, given.weight, *given.interleaved("m"))
+        return self.in_form(given, ops.lion, ops.lion_8bit, *scalars, given.weight)
 
 
 class RMSprop(Optimizer):

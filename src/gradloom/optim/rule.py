@@ -18,6 +18,7 @@ from .. import ops
 from ..base.arguments import f32_hint, in_f32, nearest
 from ..base.errors import SettingError
 from ..base.habits import missing_attribute
+from ..graph.declaration import Spec
 from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, zeros
 from ..graph.value import Value
@@ -254,12 +255,16 @@ class UpdateRule(metaclass=_Made):
         """The state of the rule for a parameter of this shape: name -> shape."""
         return dict.fromkeys(self.state_names, shape)
 
+    def layout_of(self, shape: tuple[int, ...], each: tuple[int, ...]) -> Mapping[str, Spec]:
+        """The same with dtypes: name -> shape and dtype. each: the shape of one array of a stack, or its own."""
+        return {name: Spec(own) for name, own in self.shapes_of(shape).items()}
+
     def make_state(self, parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
         """State name -> one zeroed array per parameter that keeps it."""
         made: dict[str, list[Parameter]] = {name: [] for name in self.state_names}
         for p in parameters:
-            for name, shape in self.shapes_of(p.shape).items():
-                made[name].append(stored_value(Stored(f"{p.stored.name}.{name}", zeros(shape))))
+            for name, spec in self.layout_of(p.shape, p.stored.each).items():
+                made[name].append(stored_value(Stored(f"{p.stored.name}.{name}", zeros(spec.shape), spec.dtype)))
         return made
 
     def scalar(self, name: str) -> Value:

@@ -10,6 +10,7 @@ import numpy as np
 from .. import ops
 from ..base import locks
 from ..base.errors import GradientError
+from ..graph.declaration import Spec
 from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, arrays_locked, copies, zeros
 from ..graph.value import Value
@@ -121,19 +122,20 @@ class OptimizerState:
     def _kept(self) -> Kept:
         """This state's description, for the checks of a state that is to be loaded."""
         placing = self.optimizer.placing
-        parameters = [
-            KnownParameter(p.stored.name, p.shape, p.name, self.rule_of(p).shapes_of(p.shape)) for p in self.parameters
-        ]
+        parameters = [KnownParameter(p.stored.name, p.shape, p.name, self._layout_of(p)) for p in self.parameters]
 
-        def shapes_of(name: str, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+        def layout_of(name: str, shape: tuple[int, ...]) -> Mapping[str, Spec]:
             each = self._names.get(name, shape)
-            return (self.optimizer if placing is None else placing.rule_of(name, each)).shapes_of(shape)
+            return (self.optimizer if placing is None else placing.rule_of(name, each)).layout_of(shape, each)
 
         signed = {name for rule in self.rules for name in rule.state_names if name not in rule.nonnegative}
         return Kept(
             self._kind(), self._kinds(), frozenset(self._kinds()) - signed, parameters, self.chosen is not None,
-            tuple(self.memories), shapes_of,
+            tuple(self.memories), layout_of,
         )  # fmt: skip
+
+    def _layout_of(self, p: Parameter) -> Mapping[str, Spec]:
+        return self.rule_of(p).layout_of(p.shape, p.stored.each)
 
     def _kinds(self) -> tuple[str, ...]:
         """The names of all that is kept of any parameter."""
@@ -309,10 +311,10 @@ class OptimizerState:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """State required for the next step, as copies: "steps" and "epoch" (i64), "m.3" (f32, state m of parameter 3,
-        as far as it has been updated), "missed.3" (i64, the steps taken without it, where there are some and its rule
-        counts them), "plateau.lr" (f64[4]), and "optimizer" (i8, JSON in ASCII): the kind of optimiser, the names of
-        its states, and the names and shapes of the parameters in order. Accumulated gradients that are not applied are
-        no part of it."""
+        as far as it has been updated; of moments in 8 bits "m_code.3", u8, and "m_scale.3", f32), "missed.3" (i64, the
+        steps taken without it, where there are some and its rule counts them), "plateau.lr" (f64[4]), and "optimizer"
+        (i8, JSON in ASCII): the kind of optimiser, the names of its states, and the names and shapes of the parameters
+        in order. Accumulated gradients that are not applied are no part of it."""
         with locks.building:  # no step of a loop of the user's in between
             kept = {"steps": np.array(self.steps, np.int64), "epoch": np.array(self.epoch, np.int64)}
             named = {
@@ -376,10 +378,10 @@ class OptimizerState:
         if not self._loaded:
             return
         p = self.parameters[i]
-        for kind, shape in self.rule_of(p).shapes_of(p.shape).items():
+        for kind, spec in self._layout_of(p).items():
             array = self._loaded.get(f"{kind}.{i}")
             if array is not None:
-                check_fit(f"{kind}.{i}", array, shape, p.name)
+                check_fit(f"{kind}.{i}", array, spec, p.name)
                 self._moments_of(p)[kind].stored.write(array)
                 del self._loaded[f"{kind}.{i}"]
                 if self.rule_of(p).counts_steps:

@@ -12,6 +12,7 @@ import numpy as np
 from ..base.arguments import what_is
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
+from ..graph.declaration import Spec
 from .schedules import Memory
 
 Named = tuple[str, tuple[int, ...]]  # a parameter's name, as far as it has one, and its shape
@@ -25,7 +26,7 @@ class KnownParameter(NamedTuple):
     name: str  # of its array
     shape: tuple[int, ...]
     shown: str  # in messages
-    keeps: Mapping[str, tuple[int, ...]]  # what its rule keeps of it: name -> shape
+    keeps: Mapping[str, Spec]  # what its rule keeps of it: name -> shape and dtype
 
     @property
     def named(self) -> Named:
@@ -40,7 +41,7 @@ class Kept:
     nonnegative  those of kinds whose elements are at least 0
     parameters   that it counts so far; is_closed: no other may join
     plateaus     the settings that a Plateau gives
-    shapes_of    name and shape of a parameter that is not known yet -> its state
+    layout_of    name and shape of a parameter that is not known yet -> its state
     """
 
     kind: str
@@ -49,7 +50,7 @@ class Kept:
     parameters: Sequence[KnownParameter]
     is_closed: bool
     plateaus: tuple[str, ...]
-    shapes_of: Callable[[str, tuple[int, ...]], Mapping[str, tuple[int, ...]]]
+    layout_of: Callable[[str, tuple[int, ...]], Mapping[str, Spec]]
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _check_whole(moments: Mapping[str, np.ndarray], expected: Sequence[Named], k
         if number < len(kept.parameters):
             kinds = tuple(kept.parameters[number].keeps)
         else:
-            kinds = tuple(kept.shapes_of(*expected[number])) if number < len(expected) else kept.kinds
+            kinds = tuple(kept.layout_of(*expected[number])) if number < len(expected) else kept.kinds
         missing = [f"{kind}.{number}" for kind in kinds if f"{kind}.{number}" not in moments]
         if missing:
             raise GraphError(
@@ -146,12 +147,13 @@ def _check_whole(moments: Mapping[str, np.ndarray], expected: Sequence[Named], k
             )
 
 
-def check_fit(name: str, array: np.ndarray, shape: tuple[int, ...], whose: str) -> None:
-    """DTypeError or ShapeError unless this is an array of f32 numbers of this shape; whose: the parameter's name."""
-    if array.dtype.kind != "f":
-        raise DTypeError(f"load: {name} is {array.dtype}; need f32")
-    if array.shape != shape:
-        raise ShapeError(f"load: {name} has shape {list(array.shape)}; need {list(shape)}, that of {whose}")
+def check_fit(name: str, array: np.ndarray, spec: Spec, whose: str) -> None:
+    """DTypeError or ShapeError unless this is an array of f32 numbers (or of codes, u8) of this shape; whose: the
+    parameter's name."""
+    if array.dtype.kind != "f" if spec.dtype.is_float else array.dtype != spec.dtype.numpy:
+        raise DTypeError(f"load: {name} is {array.dtype}; need {spec.dtype.name}")
+    if array.shape != spec.shape:
+        raise ShapeError(f"load: {name} has shape {list(array.shape)}; need {list(spec.shape)}, that of {whose}")
 
 
 def checked_count(given: Mapping[str, np.ndarray], name: str) -> int:

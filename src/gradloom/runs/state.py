@@ -53,7 +53,7 @@ _OPTIMIZER: dict[str, Schema] = {
     "settings": mapping(number(), r"opt\..+"), "schedules": mapping(text), "plateaus": mapping(_MEMORY),
     "groups": items(plain),
 }  # fmt: skip
-_MOMENTS = {rf"missed{_NUMBERED}": whole(), rf"[A-Za-z_][A-Za-z0-9_]*{_NUMBERED}": array("float32")}
+_MOMENTS = {rf"missed{_NUMBERED}": whole(), rf"[A-Za-z_][A-Za-z0-9_]*{_NUMBERED}": array(("float32", "uint8"))}
 OPTIMIZER = table(_OPTIMIZER, _MOMENTS, absent=("groups",))
 OPTIMIZER_OF_MODULE = table(
     {**_OPTIMIZER, "joined": different_texts, "trainable": different_texts}, _MOMENTS, absent=("groups",)

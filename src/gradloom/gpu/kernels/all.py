@@ -18,6 +18,7 @@ from . import (  # noqa: F401
     rope,
     softmax,
     update,
+    update_8bit,
 )
 from .table import KERNELS
 
