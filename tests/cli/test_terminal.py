@@ -176,3 +176,17 @@ def test_bytes_without_a_character_on_a_terminal():
 def test_a_command_that_does_not_exist_has_one_hint(capsys):
     assert main(["help"]) == 2
     assert capsys.readouterr().err == "gradloom: No such command 'help'; use gradloom --help\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_results_that_do_not_fit_are_an_error(tmp_path, unbuffered):
+    """Also with PYTHONUNBUFFERED=1, where Python itself drops the rest of a write that is cut off."""
+    code = "import sys\nfrom gradloom.cli.common import streams\nwith streams(): sys.stdout.write('x' * 100_000)"
+    env = {**ENV, "PYTHONUNBUFFERED": unbuffered}
+    shell = ["bash", "-c", 'ulimit -f 8; exec "$0" -c "$1" >out', sys.executable, code]
+    cut = subprocess.run(shell, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (
+        cut.returncode == 1 and "StdoutError: stdout: cannot be written: file too large; raise the limit" in cut.stderr
+    )
+    whole = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (whole.returncode, whole.stdout) == (0, "x" * 100_000)

@@ -25,6 +25,7 @@ from ..base.terminal import shown_on, to_stderr
 from ..base.training_options import DeviceOptions, MemoryOptions, RankOptions
 from .parser import Option
 from .setting import flag_of
+from .unbuffered import whole_writes
 
 if TYPE_CHECKING:
     from ..base.json_documents import Document
@@ -413,13 +414,14 @@ def streams() -> Iterator[None]:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-    sys.stdout, sys.stderr = cast(TextIO, _Stdout(sys.stdout)), cast(TextIO, _Stderr(sys.stderr))
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = old
-        for stream in filter(None, old):
-            _flush(stream)
+    with whole_writes(sys.stdout) as stdout:
+        sys.stdout, sys.stderr = cast(TextIO, _Stdout(stdout)), cast(TextIO, _Stderr(sys.stderr))
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = old
+            for stream in filter(None, old):
+                _flush(stream)
 
 
 def _flush(stream: TextIO) -> None:
