@@ -145,3 +145,20 @@ print(json.dumps(found | {"peak": resident_peak()}))
     small = run(budget)
     assert "error" not in small and small["peak"] <= budget
     assert small["nll"] == pytest.approx(whole["nll"], rel=1e-6)
+
+
+def test_a_refusal_names_settings_that_are_enough(folder: Path) -> None:
+    """Each is accepted with this budget."""
+    given = {"context": 256, "batch-size": 8, "micro-batch-size": 8, "val-split": 0, "threads": 1}
+
+    def plan(memory: int, **changed: object) -> str:
+        """The error, or nothing."""
+        flags = [word for name, value in (given | changed).items() for word in (f"--{name}", str(value))]
+        return command(folder, "plan", *flags, "--memory", str(memory)).get("error", "")
+
+    budget = int(least_of(plan(64 * MIB)) * 0.95)
+    enough = plan(budget).split("it is enough for ")[1].split(", or ")
+    assert any(text.startswith("micro-batch size") for text in enough)
+    for proposal in enough:
+        name, value = proposal.rsplit(" ", 1)
+        assert plan(int(budget * 1.01), **{name.replace(" ", "-"): value}) == ""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..base import memory
 from ..base.arguments import as_whole
+from ..base.dtypes import dtype
 from ..base.errors import BudgetError, SettingError
 from ..base.extras import need_llm
 from ..base.finetune_options import PlacingOptions, TuneOptions
@@ -31,6 +32,7 @@ from ..plan.schedule import Schedule
 from ..run.backend import computing, device_bytes, device_of, is_device
 from ..run.budget import HUGE, STEP_BYTES, budget_bytes, check_places, resident_when_settled, too_small, with_reserve
 from ..run.compile import memory_curve
+from ..train.arguments import halves
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
 from .duration import duration_of
@@ -47,6 +49,11 @@ if TYPE_CHECKING:
     from .arguments_typed import PlanArguments
     from .json_rows import Source
     from .packing import TokenData
+
+
+NEAREST = 3  # settings that an error proposes, at most
+TRIES = 2  # of each kind that are planned, at most
+SHORTEST = 32  # tokens of a context that an error proposes
 
 
 @takes(PlacingOptions, TuneOptions, RankOptions)
@@ -191,7 +198,43 @@ def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading
             if tried is not job:
                 log.info("memory: %d rows are computed at once, not %d", tried.micro_batch_size, job.micro_batch_size)
             return found
-    raise too_small(who, most, min(totals), "a shorter context, a smaller rank or model, precision 'bf16'")
+    raise too_small(who, most, min(totals), _enough([job, *job.smaller()][-1], most, totals[-1], base, reading))
+
+
+def _enough(job: TuningJob, most: int, total: int, base: int, reading: int) -> str:
+    """The nearest settings with which a job that needs `total` bytes has room in `most`, in words: at most NEAREST."""
+    whole = memory_of(planned(job)[0], False)
+    arena = max(total - base - (whole.need - whole.planned), 0)  # about, with everything computed again
+    enough: list[str] = []
+    for tries in _alternatives(job):
+        likely = [(text, other) for text, share, other in tries if total - (1 - share) * arena < most][:TRIES]
+        found = (text for text, other in likely if _in_arena(other, most, base, reading)[0] is not None)
+        enough += [text] if len(enough) < NEAREST and (text := next(found, "")) else []
+    weights = list(job.model.weights.values())
+    saved = {kind: _bytes(weights) - dtype(kind).bytes_of(sum(w.size for w in weights)) for kind in ("q8_0", "q4_0")}
+    enough += [f"a model of type {kind}" for kind, bytes in saved.items() if bytes >= total - most][:1]
+    if not enough:
+        return "a shorter context, a smaller rank or model"
+    return f"it is enough for {', or '.join(enough[:NEAREST])}"
+
+
+def _alternatives(job: TuningJob) -> Iterator[list[tuple[str, float, TuningJob]]]:
+    """Settings, in words, about their share of the bytes of activations, and the job with them; of each kind the
+    nearest first."""
+    if job.ranks is None:
+        yield [
+            (f"micro-batch size {size}", size / job.micro_batch_size, job.with_micro_batch(size))
+            for size in halves(job.micro_batch_size)
+        ]
+    if job.options.get("precision") != "bf16":
+        yield [("precision bf16", 0.7, replace(job, options={**job.options, "precision": "bf16"}))]
+    yield [
+        (f"context {context}", context / job.context, replace(job, context=context))
+        for context in halves(job.context)
+        if context >= SHORTEST
+    ]
+    if isinstance(job.adapter, TrainedTensors):
+        yield [("method lora", 0.0, replace(job, adapter=LoRA()))]
 
 
 def _in_arena(job: TuningJob, most: int, base: int, reading: int) -> tuple[TuningJob | None, int]:

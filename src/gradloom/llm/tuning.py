@@ -28,7 +28,7 @@ from ..parallel.join import ranks_of
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..runs.saver import Saver
-from ..train.arguments import check_batch, check_options, with_backend
+from ..train.arguments import check_batch, check_options, halves, with_backend
 from ..train.source import RowSource
 from ..train.trainer import Trainer
 from .gpu_layers import GpuLayers, placed_options
@@ -192,11 +192,14 @@ class TuningJob:
         resumed run, or where ranks share it."""
         saved = self.saver is not None and self.saver.entries is not None
         size = self.micro_batch_size
-        while size > 1 and self.settings.micro_batch_size is None and self.ranks is None and not saved:
-            size //= 2
-            settings = copy.copy(self.settings)
-            object.__setattr__(settings, "micro_batch_size", size)
-            yield replace(self, settings=settings)
+        if self.settings.micro_batch_size is None and self.ranks is None and not saved:
+            yield from map(self.with_micro_batch, halves(size))
+
+    def with_micro_batch(self, size: int) -> TuningJob:
+        """The same with this number of rows computed at once."""
+        settings = copy.copy(self.settings)
+        object.__setattr__(settings, "micro_batch_size", size)
+        return replace(self, settings=settings)
 
 
 class Tuning:
