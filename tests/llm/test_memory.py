@@ -156,7 +156,7 @@ def test_a_refusal_names_settings_that_are_enough(folder: Path) -> None:
         flags = [word for name, value in (given | changed).items() for word in (f"--{name}", str(value))]
         return command(folder, "plan", *flags, "--memory", str(memory)).get("error", "")
 
-    budget = least_of(plan(64 * MIB)) - 4 * MIB
+    budget = least_of(plan(64 * MIB)) - 6 * MIB
     enough = plan(budget).split("it is enough for ")[1].split(", or ")
     assert enough
     for proposal in enough:

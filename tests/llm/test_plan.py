@@ -382,7 +382,7 @@ def test_the_curve_of_memory_and_time_is_that_of_budgets(tmp_path: Path) -> None
     assert all(a[0] > b[0] and a[1] <= b[1] for a, b in zip(found.curve, smaller, strict=False))
     assert gl.llm.plan(tmp_path / "m.gguf", memory="8GiB", **options).curve == found.curve
     with pytest.raises(gl.SettingError, match="at least about") as refused:
-        gl.llm.plan(tmp_path / "m.gguf", memory=found.base + smaller[-1][0] - (1 << 20), **options)
+        gl.llm.plan(tmp_path / "m.gguf", memory=found.budget(smaller[-1][0]) - (8 << 20), **options)
     assert "at least" in str(refused.value)
     report = found.report()["memory_curve"]
     assert [point["needed_bytes"] for point in report] == [need for need, _ in found.curve]

@@ -202,7 +202,7 @@ def test_files_that_may_not_grow_hold_whole_lines_and_go_on_when_they_may(tmp_pa
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(gl.FileError, match="file.*cannot be made"):
+    with pytest.raises(gl.FileError, match="file.*cannot be written: not a directory"):
         fit(Log(tmp_path / "file" / "run"))
     (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(gl.FileError, match="is a folder"):

@@ -94,6 +94,37 @@ def test_fewer_rows_at_once_where_recomputation_does_not_suffice() -> None:
     assert next(sizes, None) is not None
 
 
+KEPT = """
+    import tempfile
+    stop = gl.train.EarlyStopping(patience=5, restore_best=True)
+    with tempfile.TemporaryDirectory() as folder:
+        more = {"run": folder + "/run", "checkpoint_every": "1steps"} if options["run"] else {}
+        gl.fit(net, (x[:600], y[:600]), epochs=2, batch_size=100, val_split=0.2, progress=False, memory=memory,
+               callbacks=[stop] * options["stop"], ema=options["ema"], **more)
+    found["planned"] = 0
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"run": True, "stop": 0, "ema": 0.0}, {"run": True, "stop": 1, "ema": 0.9}, {"run": False, "stop": 1, "ema": 0.0}],
+)
+def test_a_budget_counts_checkpoints_best_weights_and_averages(options: dict[str, Any]) -> None:
+    """Of a network whose arrays are most of its memory: 36 MiB of weights, twice as much of moments."""
+    large: dict[str, Any] = {"depth": 9, "width": 1024}
+    least = least_of(train(KEPT, 64 * MIB, **large, **options)["error"])
+    small = train(KEPT, least + 2 * MIB, **large, **options)
+    assert "error" not in small and small["peak"] <= least + 2 * MIB
+
+
+def test_rows_that_a_layer_cannot_train_on_are_not_tried() -> None:
+    """BatchNorm rejects one row: that is no error of a budget that two rows do not meet either."""
+    x, y = np.ones((64, 4), np.float32), np.ones(64, np.int32)
+    net = gl.nn.Sequential(gl.nn.Linear(4, 8), gl.nn.BatchNorm(8), gl.nn.Linear(8, 2))
+    with pytest.raises(BudgetError, match="at least about"):
+        gl.fit(net, (x, y), memory="1MiB", progress=False)
+
+
 TRAINER = """
     trainer = gl.Trainer(net, memory=memory, **options)
     data = gl.data.Dataset(x, y)

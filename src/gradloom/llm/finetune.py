@@ -155,9 +155,11 @@ class Run(Tuning):
                 self._reading = memory.resident_peak()
                 memory.trim()
                 self.train_rows, self.val_rows = rows.train, rows.val
+                every = [*_early_stopping(use, len(self.val_rows)), *_as_list(callbacks)]
                 job = TuningJob(
-                    loaded, trained, asked, *sizes_of(rows, use.eval_rows), ranks, exchange, self.saver, options
-                )
+                    loaded, trained, asked, *sizes_of(rows, use.eval_rows), ranks, exchange, self.saver, options,
+                    kept=sum(each.copied_bytes(1, 0) for each in every if isinstance(each, Callback)),
+                )  # fmt: skip
                 job = placed("finetune", job, use.gpu_layers, use.gpu_memory)
                 super().__init__(within("finetune", job, use.memory, self._base, self._reading))
                 if self.earlier is not None:
@@ -178,7 +180,7 @@ class Run(Tuning):
                     self.trainer, self.dataset, self.train_rows, self.val_rows,
                     batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
                     seed=asked.seed, validates_first=True, before_pass=self._check_model,
-                    callbacks=[*logs, *_early_stopping(use, len(self.val_rows)), *_as_list(callbacks)],
+                    callbacks=[*logs, *every],
                     on_epoch=on_epoch, subscribers=[self._samples], saver=self.saver,
                     **values_of(use, EvalOptions), about=self._about(reading),
                     on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),

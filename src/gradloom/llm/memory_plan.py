@@ -7,10 +7,19 @@ from typing import Any
 
 from ..base.memory import need_memory, show_bytes
 from ..run.backend import DeviceBytes
+from ..run.budget import with_reserve
 from ..train.duration import Duration, approximate
 from .gpu_layers import GpuLayers
 
-APART = ("on_device", "layers", "transfers", "transferred", "duration", "curve")  # reported by other functions
+APART = (
+    "on_device",
+    "layers",
+    "transfers",
+    "transferred",
+    "duration",
+    "curve",
+    "copied",
+)  # reported by other functions
 PLAIN = ("threads", "steps", "recompute_overhead", "device")  # no numbers of bytes
 ON_DEVICE = {
     "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
@@ -50,6 +59,8 @@ class MemoryPlan:
                    its `step` is meaningful
     curve          of `plan` on the CPU: (`need`, relative time of a step) without a budget and with ever smaller ones,
                    with the same rows at once
+    copied         for a budget: copies of trained arrays in checkpoints, callbacks and averages; of `plan` also memory
+                   that planning has left in the process
     """
 
     weights: int
@@ -77,6 +88,7 @@ class MemoryPlan:
     transferred: int = 0
     duration: Duration | None = field(default=None, compare=False)  # of this machine
     curve: tuple[tuple[int, float], ...] = field(default=(), compare=False)
+    copied: int = field(default=0, compare=False)
 
     @property
     def is_split(self) -> bool:
@@ -104,6 +116,11 @@ class MemoryPlan:
         """The planned peak of resident memory of this process: `base` + `need`, or `reading` if larger. Without data,
         reading is not included."""
         return max(self.base + self.need, self.reading)
+
+    def budget(self, need: int | None = None) -> int:
+        """The least `memory` that permits a run that needs `need` bytes, by default this one."""
+        total = max(self.base + (self.need if need is None else need) + self.copied, self.reading)
+        return with_reserve(total, self.base)
 
     @property
     def fits(self) -> bool:
@@ -166,9 +183,8 @@ class MemoryPlan:
         if self.available is not None:
             rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
         if len(self.curve) > 1:
-            peaks = ((max(self.base + need, self.reading), time) for need, time in self.curve)
-            points = (f"{show_bytes(total)} x{time:.2f}" for total, time in peaks)
-            rows.append(("memory and time", f"{', '.join(points)}: peaks with --memory, times of a step"))
+            points = (f"{show_bytes(self.budget(need))} x{time:.2f}" for need, time in self.curve)
+            rows.append(("memory and time", f"{', '.join(points)}: --memory, and time of a step"))
         if self.duration is not None:
             rows.append(("time of a step", f"about {approximate(self.duration.step)}"))
             if self.reading:

@@ -30,7 +30,7 @@ from ..parallel.agree import is_root
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import computing, device_bytes, device_of, is_device
-from ..run.budget import HUGE, STEP_BYTES, budget_bytes, check_places, resident_when_settled, too_small, with_reserve
+from ..run.budget import HUGE, STEP_BYTES, budget_bytes, check_places, resident_when_settled, too_small
 from ..run.compile import memory_curve
 from ..train.arguments import halves
 from ..train.source import PlannedSource
@@ -106,8 +106,10 @@ def plan(
     tuning, source = planned(job)
     found = memory_of(tuning, data is None or "tokenizer" in vars(model), there)
     duration = duration_of(tuning, source) if found.fits else None
-    found = replace(found, layers=job.layers, base=base, reading=reading, duration=duration)
-    return replace(found, curve=_curve(job, tuning, found))
+    found = replace(found, layers=job.layers, base=base, reading=reading, duration=duration, copied=_copied(tuning))
+    found = replace(found, curve=_curve(job, tuning, found))
+    del tuning, source
+    return replace(found, copied=found.copied + max(resident_when_settled() - base, 0))
 
 
 def _curve(job: TuningJob, tuning: Tuning, found: MemoryPlan) -> tuple[tuple[int, float], ...]:
@@ -240,19 +242,34 @@ def _alternatives(job: TuningJob) -> Iterator[list[tuple[str, float, TuningJob]]
 def _in_arena(job: TuningJob, most: int, base: int, reading: int) -> tuple[TuningJob | None, int]:
     """(the job with programs that leave the process at most `most` bytes; the bytes that it then has), or (None, about
     the least bytes that it can have)."""
-    total = arena = 0
+    total = arena = held = 0
     while True:
         try:
-            found = memory_of(planned(job)[0], not reading or "tokenizer" in vars(job.model))
+            found = _planned_memory(job, not reading or "tokenizer" in vars(job.model))
         except BudgetError as error:  # of a job with an arena, whose total is known
             return None, total - arena + error.least
-        base = max(base, resident_when_settled())
-        total = max(base + found.need + found.trained + found.state, reading)  # with the copies of a checkpoint
-        total = with_reserve(total, base)
+        held = held or max(base, resident_when_settled())  # later plans use the memory that the first one has left
+        total = replace(found, base=held, reading=reading).budget()
         if total <= most:
             return job, total
         arena = found.planned
         job = replace(job, arena=max(arena - (total - most), 1))
+
+
+def _planned_memory(job: TuningJob, has_text: bool) -> MemoryPlan:
+    """The memory of a job, whose programs are planned and freed."""
+    tuning = planned(job)[0]
+    return replace(memory_of(tuning, has_text), copied=_copied(tuning))
+
+
+def _copied(tuning: Tuning) -> int:
+    """Bytes of copies of trained arrays: of a checkpoint, of callbacks, and of one array where averages change places
+    with the weights."""
+    arrays = tuning.trainer.train_state.arrays
+    weights = [stored.bytes for stored in arrays("model").values()]
+    averaged = tuning.trainer.optimizer_state.average is not None
+    state = sum(stored.bytes for stored in arrays().values())
+    return state + tuning.job.kept * sum(weights) + averaged * max(weights, default=0)
 
 
 def check_trained(model: Model, adapter: Adapter, state_bits: int = FULL_BITS) -> None:

@@ -157,7 +157,8 @@ class TuningJob:
 
     rows, val_rows: rows that train, and that each evaluation reads; all_rows: rows of the data; context: tokens
     of each. saver: of a run that may be resumed, which then has the micro-batches that it had. options: of gl.compile.
-    layers: those that run on a GPU. arena: most bytes of the arena and scratch of each program.
+    layers: those that run on a GPU. arena: most bytes of the arena and scratch of each program. kept: copies of the
+    trained arrays that callbacks hold at once.
     """
 
     model: Model
@@ -173,6 +174,7 @@ class TuningJob:
     options: Mapping[str, Any]
     layers: GpuLayers | None = None
     arena: int | None = None
+    kept: int = 0
 
     @property
     def batch_size(self) -> int:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..base import memory
-from ..base.errors import BudgetError, SettingError
+from ..base.errors import BudgetError, GradloomError, SettingError
 from ..base.memory import as_bytes, show_bytes
 from ..base.messages import log
 from ..graph.value import Value
@@ -21,12 +21,15 @@ from .cpu_backend import arena as shared_arena
 from .null_backend import PLANNED
 
 HUGE = 2 << 20  # bytes of a huge page: arenas and scratch take whole ones
+LOAD_BYTES = 1 << 10  # for each instruction of a planned step when it is loaded
 STEP_BYTES = 5 << 10  # of memory for each instruction of a compiled step: its node, its plan, its bytecode; measured
 
 # Of a budget, for the larger of which a run may exceed its plan; measured.
 RESERVE_BYTES, RESERVE_SHARE = 16 << 20, 0.03
 LATER_RESERVE_BYTES = 4 << 20  # in place of RESERVE_BYTES once programs have run: libraries and threads are there
 
+FAR = 1.1  # times a budget: smaller steps do not help where as much is needed besides them
+ABOUT_BYTES, ABOUT_SHARE = 1 << 20, 0.01  # that an error adds to the least budget, which is measured anew each time
 HERE = {"backend": PLANNED + "cpu"}  # options of gl.compile, of programs that are only planned
 
 
@@ -69,6 +72,7 @@ def resident_when_settled() -> int:
 
 def too_small(who: str, most: int, least: int, hint: str) -> BudgetError:
     """The error of a budget that cannot be met. hint: settings that need less."""
+    least += ABOUT_BYTES + int(ABOUT_SHARE * least)
     need = f"at least about {show_bytes(least)}; or {hint}"
     error = BudgetError(setting="memory", seen=show_bytes(most), need=need, place=who)
     error.least = least
@@ -136,6 +140,7 @@ class ProcessBudget:
                     forget()
             except BudgetError as error:  # total and planned: of the programs with a larger arena
                 self.arena = before
+                total = largest(total)
                 refused = too_small(self.who, self.most, total - planned + error.least, self.hint)
                 refused.fixed = total - planned
                 raise refused from None
@@ -153,9 +158,13 @@ class ProcessBudget:
                 self.search(partial(build, size), **how)
             except BudgetError as error:
                 errors.append(error)
-                if error.fixed >= self.most:  # no size is small enough; the last one needs the least
+                if error.fixed >= FAR * self.most:  # no size is small enough; the last one needs the least
                     left = left[-1:]
                 continue
+            except GradloomError:
+                if not errors:
+                    raise
+                continue  # such as BatchNorm, which cannot train on one row
             if size != sizes[0]:
                 log.info("memory: %d rows are computed at once, not %d", size, sizes[0])
             return size
@@ -178,7 +187,7 @@ class ProcessBudget:
         scratch = sum(-(-p.bytecode.scratch_bytes * p.threads // HUGE) * HUGE for p in plans)
         arrays = sum(stored.absent_bytes for stored in {s for p in plans for s in p.bytecode.stored})
         inputs = sum(p.bytecode.inputs_bytes + len(p.bytecode.constants) for p in plans)
-        steps = STEP_BYTES * sum(len(p.order.steps) for p in plans)
+        steps = LOAD_BYTES * sum(len(p.order.steps) for p in self._planned)
         return with_reserve(held + arena + scratch + arrays + inputs + steps + more, held)
 
 

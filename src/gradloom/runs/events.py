@@ -80,9 +80,9 @@ class Subscriber(Contribution):
         """Work of this subscriber whose duration is not predicted."""
         return ()
 
-    @property
-    def copies(self) -> int:
-        """Copies of the arrays of a checkpoint that it holds at once; for a memory budget."""
+    def copied_bytes(self, weights: int, state: int) -> int:
+        """The most bytes of copies that it holds at once, where the weights and buffers of the model have `weights`
+        bytes, and all arrays of a checkpoint `state`: for a memory budget."""
         return 0
 
     def every_batch(self, training: bool) -> bool:

@@ -80,7 +80,6 @@ class Callback:
     """
 
     stateless = False
-    copies = 0  # of the arrays of a checkpoint that it holds at once; for a memory budget
     steers = True  # False: it does not affect the training; a run may be resumed with it and without it
     needs_outputs = False
     every_steps: int | None = None
@@ -114,6 +113,11 @@ class Callback:
 
     def end(self, history: list[EpochResult]) -> None:
         """The training has ended, whole or stopped."""
+
+    def copied_bytes(self, weights: int, state: int) -> int:
+        """The most bytes of copies that it holds at once, where the weights and buffers of the model have `weights`
+        bytes, and all arrays of a checkpoint `state`: for a memory budget (memory=)."""
+        return 0
 
     def state(self) -> dict[str, Any]:
         """State of the callback, saved in checkpoints."""
@@ -205,9 +209,8 @@ class Callbacks(Subscriber):
         self._reports: BatchReports | None = None  # of the open pass
         self._loaded: Mapping[str, Any] | None = None  # a state that waits for `begin`
 
-    @property
-    def copies(self) -> int:
-        return sum(each.copies for each in self._each)
+    def copied_bytes(self, weights: int, state: int) -> int:
+        return sum(each.copied_bytes(weights, state) for each in self._each)
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._each)

@@ -190,7 +190,8 @@ def evaluate(
     source, measures = trainer.source(data), result.measures
 
     def build(size: int) -> int:
-        trainer.prepare(source, 0, data.n, batch_size=size, backward=False, measures=measures)
+        if memory is not None:
+            trainer.prepare(source, 0, data.n, batch_size=size, backward=False, measures=measures)
         return size
 
     size = trainer.driver.within_budget(build, sizes)
@@ -223,7 +224,7 @@ def predict(
 
     def build(size: int) -> int:
         for rows in (x[:size], x[len(x) // size * size :]):
-            if len(rows):
+            if memory is not None and len(rows):
                 trainer.prepare_predict(FeedSource(rows, kind=trainer.objective.input_kind))
         return size
 

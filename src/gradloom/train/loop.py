@@ -31,6 +31,16 @@ from .trainer import Trainer
 ORDER_BYTES = 24  # of memory for each row: its place in the order of a pass, in this and two arrays that it is made of
 
 
+def copied_bytes(trainer: Trainer, subscribers: Sequence[Subscriber]) -> int:
+    """Bytes of copies of the arrays of a trainer while it trains: those of its subscribers, and one for the average of
+    the weights. Complete once its steps are compiled."""
+    weights, state = (
+        [stored.bytes for stored in trainer.train_state.arrays(*parts).values()] for parts in (("model",), ())
+    )
+    held = sum(each.copied_bytes(sum(weights), sum(state)) for each in subscribers)
+    return held + max(weights, default=0) * (trainer.optimizer_state.average is not None)
+
+
 class Loop(LoopState):
     """Passes over training rows, each followed by validation, up to a number of optimiser steps.
 
@@ -141,9 +151,10 @@ class Loop(LoopState):
             )  # fmt: skip
             self.evaluator.prepare(size)
 
-        arrays = [stored.bytes for stored in trainer.train_state.arrays().values()]
-        more = sum(each.copies for each in self.subscribers) * sum(arrays) + ORDER_BYTES * self.data.n
-        more += max(arrays, default=0) * (trainer.optimizer_state.average is not None)
+        def more() -> int:
+            copied = copied_bytes(trainer, self.subscribers)
+            return copied + ORDER_BYTES * self.data.n
+
         trainer.driver.within_budget(build, [self.micro_batch_size, *smaller], more)
 
     # ---- running ---------------------------------------------------------------------------------------------

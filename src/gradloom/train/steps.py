@@ -362,9 +362,11 @@ class Steps:
             return self.budget.compile(outputs, updates, self.options)
         return compile_program(outputs, updates, **self.options)
 
-    def within_budget(self, build: Callable[[int], T], sizes: Sequence[int] = (0,), more: int = 0) -> T:
+    def within_budget(
+        self, build: Callable[[int], T], sizes: Sequence[int] = (0,), more: Callable[[], int] = lambda: 0
+    ) -> T:
         """What build(size) compiles, of the first size with which the process stays below the memory budget: with its
-        programs, the results of passes and `more` bytes. They are planned before; BudgetError where no size is small
+        programs, the results of passes and more() bytes. They are planned before; BudgetError where no size is small
         enough. Without a budget, of the first size."""
         budget, size = self.budget, sizes[0]
         if budget is None or self._is_within:
@@ -373,7 +375,7 @@ class Steps:
         try:
             with self.cache.trying() as drop:
                 size = budget.first_within(
-                    sizes, build, forget=drop, more=lambda: more + sum(self._result_bytes.values()),
+                    sizes, build, forget=drop, more=lambda: more() + sum(self._result_bytes.values()),
                     largest=partial(largest_of, self.ranks),
                 )  # fmt: skip
             return build(size)

@@ -78,7 +78,6 @@ class EarlyStopping(Callback, KeywordHints):
             raise SettingError(setting="mode", seen=mode, need="min, max or auto", place="EarlyStopping")
         self.patience, self.min_delta = int(patience), float(min_delta)
         self.restore_best = as_bool("restore_best", restore_best, "EarlyStopping")
-        self.copies = int(self.restore_best)
         self.monitor = monitor
         self.mode = mode if mode != "auto" else "max" if (monitor or "").lower().endswith(_HIGHER) else "min"
         self._trainer: Trainer | None = None
@@ -120,6 +119,11 @@ class EarlyStopping(Callback, KeywordHints):
             model = self._trainer.train_state.arrays("model")
             known = {f"{_KEPT}{name}": stored for name, stored in model.items() if f"{_KEPT}{name}" in values}
             matching("early stopping", {name: values[name] for name in known}, known)
+
+    def copied_bytes(self, weights: int, state: int) -> int:
+        return (
+            3 * weights * self.restore_best
+        )  # the best ones, new ones, and those of a checkpoint that is being written
 
     def _loading(self, values: Mapping[str, Any]) -> Callable[[], None]:
         self.check_state(values)
