@@ -1,6 +1,9 @@
 """Moments in 8 bits: which parameters have them, groups, saved states, and what is refused. Their numbers are in
 test_references.py, their kernels in tests/ops."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -187,3 +190,22 @@ def test_other_bits_are_refused(kind, bits):
 def test_other_optimisers_have_no_such_argument():
     with pytest.raises(TypeError, match="state_bits"):
         SGD(state_bits=8)
+
+
+def test_the_text_of_an_optimizer_has_its_bits() -> None:
+    assert repr(gl.optim.Lion(state_bits=8)).endswith("state_bits=8)")
+    assert "state_bits" not in repr(gl.optim.Lion())
+
+
+def test_a_resume_names_other_bits(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+
+    def fit(bits: int, **more: Any) -> None:
+        net = gl.nn.Sequential(gl.nn.Linear(64, 64), gl.nn.Linear(64, 2))
+        optimizer = gl.optim.AdamW(state_bits=bits)
+        labels = (x[:, 0] > 0).astype(np.int32)
+        gl.fit(net, (x, labels), optimizer=optimizer, run=tmp_path / "run", progress=False, **more)
+
+    fit(8, epochs=1)
+    with pytest.raises(gl.TrainError, match="state_bits"):
+        fit(32, epochs=2, resume=True)

@@ -238,7 +238,8 @@ class Optimizer(UpdateRule, AttributeHints):
         return self.state
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        flags = {name: value for name, value in self.flags.items() if value != self.declared.get(name, value)}
+        shown = ", ".join(f"{name}={value!r}" for name, value in {**self.settings, **flags}.items())
         count = "" if self.state is None else f"{len(self.state.parameters)} parameters, "
         return f"{type(self).__name__}({count}{shown})"
 

@@ -49,7 +49,8 @@ POINTS += [(0, epoch) for epoch in (1, 2, 5, 10, 20, 50, 100)]
 def optimizer_of(optimizer: Optimizer) -> dict[str, Any]:
     """Kind and settings of an optimiser, schedules as text."""
     settings = {name: _schedule(v) if callable(v) else float(v) for name, v in sorted(optimizer.settings.items())}
-    return {"kind": type(optimizer).__name__, **settings}
+    flags = {name: value for name, value in optimizer.flags.items() if name == "state_bits"}  # older runs have none
+    return {"kind": type(optimizer).__name__, **settings, **flags}
 
 
 def _schedule(schedule: Callable[[int, int], float]) -> str:
