@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import gradloom
+from gradloom import _core
 from gradloom.base import native
 from tests import processes
 
@@ -34,9 +36,19 @@ def head(machine: int) -> bytes:
     return b"\x7fELF\x02\x01\x01" + bytes(11) + machine.to_bytes(2, "little")
 
 
+HIDE = """
+import sys
+sys.meta_path[:] = [each for each in sys.meta_path if not hasattr(each, "known_source_files")]
+"""
+
+
 def refused(path: Path) -> str:
-    """The line of the command, which Python's error has, too."""
-    env = processes.environment(PYTHONPATH=str(path))
+    """The line of the command, which Python's error has, too. An editable installation would be found before `path`:
+    its finder is removed when Python starts."""
+    start = path.parent / "start"
+    start.mkdir()
+    (start / "sitecustomize.py").write_text(HIDE)
+    env = processes.environment(PYTHONPATH=f"{path}{os.pathsep}{start}")
     fit = [sys.executable, "-m", "gradloom", "fit", str(DIGITS), "--out", str(path.parent / "out")]
     done = subprocess.run(fit, env=env, capture_output=True, text=True, cwd=path.parent)
     assert done.returncode == 2 and done.stdout == "", done.stderr
@@ -70,7 +82,7 @@ def test_a_core_that_fits_and_cannot_be_loaded(tree: Path) -> None:
     suffix = EXTENSION_SUFFIXES[0]
     for module in ("_core", "_cells"):
         file = tree / f"{module}{suffix}"
-        file.write_bytes(next(PACKAGE.glob("_core*.so")).read_bytes()[:40])
+        file.write_bytes(Path(_core.__file__).read_bytes()[:40])
     line = refused(tree.parent)
     assert re.search(rf"the native core {tree}/_c\w+{re.escape(suffix)} cannot be loaded: .*{REMEDY}$", line), line
 

@@ -519,8 +519,9 @@ def shell(redirection, *arguments):
 def test_stdout_that_takes_nothing(tmp_path, language, redirection):
     model, text = language
     good(tmp_path / "out")
-    reason = "bad file descriptor" if "&-" in redirection else "no space left on device"
-    line = f"gradloom: stdout: cannot be written: {reason}; need a file or a reader that takes it"
+    closed = "bad file descriptor; need a file or a reader that takes it"
+    full = "no space left on device; free some space or choose another place"
+    line = f"gradloom: stdout: cannot be written: {closed if '&-' in redirection else full}"
     small = ("--context", 32, "--steps", 1, "--val-split", 0)
     adapter = tmp_path / "a.gguf"
     for command in (
