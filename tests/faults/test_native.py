@@ -162,7 +162,8 @@ def test_a_model_that_cannot_be_mapped(tmp_path: Path) -> None:
     found = calls(lambda: open_gguf(path), folder=folder)
     assert [call.split()[0] for call in found] == ["open", "mmap"]
     before = len(os.listdir("/proc/self/fd"))
-    for at, reason in ((1, "too many open files"), (2, "cannot be mapped (cannot allocate memory)")):
+    limit = "too many open files; raise the limit of open files (`ulimit -n`)"
+    for at, reason in ((1, limit), (2, "cannot be mapped (cannot allocate memory)")):
         with pytest.raises(gl.FileError) as raised:
             armed(lambda: open_gguf(path), at, folder=folder)
         assert str(raised.value).lower() == f"{path}: {reason}".lower()
