@@ -42,8 +42,8 @@ def prepared(asked: Any) -> Any:
     asked = replace(asked, precision=as_precision(asked.precision))
     if asked.encoding is not None:
         asked = replace(asked, encoding=encoding_of(asked.encoding))
-    check_device(asked.device)
     check_memory("fit", asked.memory, asked.device)
+    check_device(asked.device)
     if asked.val_split is None and os.path.isdir(asked.data):
         asked = replace(asked, val_split=0.0 if "val" in (asked.val or {}) else 0.05)
     elif asked.val_split is None and asked.val:

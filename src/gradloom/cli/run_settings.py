@@ -13,9 +13,9 @@ def check_places(
 ) -> int | str | None:
     """The blocks that are asked for on a GPU. SettingError for a device, blocks or memory that are not usable: before
     anything is read."""
-    check_device(device)
     layers = gpu_layers_of(gpu_layers)
     check_memory(who, memory, device, layers)
+    check_device(device)
     if layers is not None or gpu_memory is not None:
         from ..llm.gpu_layers import check_layers
 

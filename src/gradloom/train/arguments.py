@@ -15,7 +15,7 @@ from ..base.settings import Switches, switches
 from ..base.training_options import TrainerOptions
 from ..parallel.communicator import Communicator
 from ..run.backend import backend, check_effect
-from ..run.budget import ProcessBudget, check_places
+from ..run.budget import ProcessBudget
 from ..run.compile import compile as compile_program
 from ..run.compile import device_names
 
@@ -46,7 +46,8 @@ def budget_of(
     that change from call to call, and "auto" with ranks, which share the memory."""
     if limit is None:
         return None
-    check_places("", limit, options, has_devices or None)
+    if has_devices:
+        raise SettingError("{memory} requires device 'cpu'", memory=limit)
     if dynamic:
         raise SettingError("{memory} and {dynamic} are mutually exclusive", memory=limit, dynamic=True)
     if communicator is not None and limit == "auto":

@@ -33,6 +33,7 @@ from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes, device_bytes, device_of, device_of_rank
+from ..run.budget import check_places
 from ..runs.state import TrainState
 from .arguments import budget_of, check_options, check_used, need_devices, with_backend
 from .batches import CompiledBatch, RowRange
@@ -139,6 +140,7 @@ class Trainer(AttributeHints):
         if use.ema != (0.0 if state.average is None else state.average.decay):
             state.average = Average(use.ema) if use.ema else None
         check_used(use, build, loss, communicator, class_weights)
+        check_places("", use.memory, options)
         if communicator is not None and "backend" in options:
             with Agreement(communicator).own():
                 options["backend"] = device_of_rank(options["backend"], communicator.rank)
