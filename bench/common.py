@@ -52,6 +52,13 @@ def peer(work: str, name: str, threads: int, blocks: int = 5, *more: str) -> dic
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def in_a_process(script: str, *work: str) -> dict[str, int]:
+    """The JSON object that `script --work WORK...` prints last, in a process of its own."""
+    done = subprocess.run([sys.executable, script, "--work", *work], capture_output=True, text=True, check=True)
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def pin(threads: int) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 

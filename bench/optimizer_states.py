@@ -18,14 +18,13 @@ import argparse
 import functools
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import rss_mib, table
+from common import in_a_process, rss_mib, table
 from precision import LAYERS, MIB, STORIES, TEXTS, fitted, tuned
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the examples are written as modules
@@ -100,19 +99,13 @@ def memory() -> bool:
         write_random(model, **(SHAPES["smollm2-135m"] | {"layers": LAYERS, "vocab": 1024}))
         text.write_text("".join(map(chr, np.random.default_rng(0).integers(97, 123, 40_000))))
         for name in RATES:
-            found = {bits: in_a_process(str(model), str(text), name, str(bits)) for bits in BITS}
+            found = {bits: in_a_process(__file__, str(model), str(text), name, str(bits)) for bits in BITS}
             for what in ("parameters", "moments", "planned peak", "peak"):
                 full, coded = (found[bits][what] for bits in BITS)
                 kept &= what != "moments" or coded <= 0.27 * full
                 lines.append((f"{name}, {what}", f"{full / MIB:.1f}", f"{coded / MIB:.1f}", f"{coded / full:.3f}"))
     table(lines, ("full fine-tuning, MiB", "32 bits", "8 bits", "quotient"))
     return kept
-
-
-def in_a_process(*work: str) -> dict[str, int]:
-    done = subprocess.run([sys.executable, __file__, "--work", *work], capture_output=True, text=True, check=True)
-    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def taken(model: str, text: str, optimizer: str, bits: str) -> dict[str, int]:

@@ -21,14 +21,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import SHARED, table
+from common import SHARED, in_a_process, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the tests are written as modules
 
@@ -153,19 +152,13 @@ def memory() -> bool:
         write_random(model, **(SHAPES["smollm2-135m"] | {"layers": LAYERS, "vocab": 1024}))
         text.write_text("".join(map(chr, np.random.default_rng(0).integers(97, 123, 40_000))))
         for method in ("LoRA", "full"):
-            found = {p: in_a_process(str(model), str(text), method, p) for p in PRECISIONS}
+            found = {p: in_a_process(__file__, str(model), str(text), method, p) for p in PRECISIONS}
             for what in ("planned", "resident"):
                 f32, bf16 = (found[p][what] for p in PRECISIONS)
                 kept &= bf16 <= 0.7 * f32
                 lines.append((f"{method}, {what}", f"{f32 / MIB:.1f}", f"{bf16 / MIB:.1f}", f"{bf16 / f32:.3f}"))
     table(lines, ("activations of 4 x 512 tokens, MiB", *PRECISIONS, "quotient"))
     return kept
-
-
-def in_a_process(*work: str) -> dict[str, int]:
-    done = subprocess.run([sys.executable, __file__, "--work", *work], capture_output=True, text=True, check=True)
-    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def taken(model: str, text: str, method: str, precision: str) -> dict[str, int]:

@@ -11,15 +11,8 @@ from ..run.budget import with_reserve
 from ..train.duration import Duration, approximate
 from .gpu_layers import GpuLayers
 
-APART = (
-    "on_device",
-    "layers",
-    "transfers",
-    "transferred",
-    "duration",
-    "curve",
-    "copied",
-)  # reported by other functions
+# Reported by other functions, or not at all
+APART = ("on_device", "layers", "transfers", "transferred", "duration", "curve", "copied")
 PLAIN = ("threads", "steps", "recompute_overhead", "device")  # no numbers of bytes
 ON_DEVICE = {
     "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",

@@ -33,6 +33,7 @@ from ..run.backend import computing, device_bytes, device_of, is_device
 from ..run.budget import HUGE, STEP_BYTES, budget_bytes, check_places, resident_when_settled, too_small
 from ..run.compile import memory_curve
 from ..train.arguments import halves
+from ..train.loop import copied_bytes
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
 from .duration import duration_of
@@ -263,13 +264,8 @@ def _planned_memory(job: TuningJob, has_text: bool) -> MemoryPlan:
 
 
 def _copied(tuning: Tuning) -> int:
-    """Bytes of copies of trained arrays: of a checkpoint, of callbacks, and of one array where averages change places
-    with the weights."""
-    arrays = tuning.trainer.train_state.arrays
-    weights = [stored.bytes for stored in arrays("model").values()]
-    averaged = tuning.trainer.optimizer_state.average is not None
-    state = sum(stored.bytes for stored in arrays().values())
-    return state + tuning.job.kept * sum(weights) + averaged * max(weights, default=0)
+    """Bytes of copies of trained arrays: of a checkpoint and of callbacks; see train/loop.py."""
+    return copied_bytes(tuning.trainer, lambda weights, state: state + tuning.job.kept * weights)
 
 
 def check_trained(model: Model, adapter: Adapter, state_bits: int = FULL_BITS) -> None:

@@ -31,14 +31,13 @@ from .trainer import Trainer
 ORDER_BYTES = 24  # of memory for each row: its place in the order of a pass, in this and two arrays that it is made of
 
 
-def copied_bytes(trainer: Trainer, subscribers: Sequence[Subscriber]) -> int:
-    """Bytes of copies of the arrays of a trainer while it trains: those of its subscribers, and one for the average of
-    the weights. Complete once its steps are compiled."""
+def copied_bytes(trainer: Trainer, held: Callable[[int, int], int]) -> int:
+    """Bytes of copies of the arrays of a trainer while it trains: those of subscribers, held(weights, state) as in
+    Subscriber.copied_bytes, and one for the average of the weights. Complete once its steps are compiled."""
     weights, state = (
         [stored.bytes for stored in trainer.train_state.arrays(*parts).values()] for parts in (("model",), ())
     )
-    held = sum(each.copied_bytes(sum(weights), sum(state)) for each in subscribers)
-    return held + max(weights, default=0) * (trainer.optimizer_state.average is not None)
+    return held(sum(weights), sum(state)) + max(weights, default=0) * (trainer.optimizer_state.average is not None)
 
 
 class Loop(LoopState):
@@ -151,9 +150,11 @@ class Loop(LoopState):
             )  # fmt: skip
             self.evaluator.prepare(size)
 
+        def held(weights: int, state: int) -> int:
+            return sum(each.copied_bytes(weights, state) for each in self.subscribers)
+
         def more() -> int:
-            copied = copied_bytes(trainer, self.subscribers)
-            return copied + ORDER_BYTES * self.data.n
+            return copied_bytes(trainer, held) + ORDER_BYTES * self.data.n
 
         trainer.driver.within_budget(build, [self.micro_batch_size, *smaller], more)
 

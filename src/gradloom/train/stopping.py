@@ -121,9 +121,8 @@ class EarlyStopping(Callback, KeywordHints):
             matching("early stopping", {name: values[name] for name in known}, known)
 
     def copied_bytes(self, weights: int, state: int) -> int:
-        return (
-            3 * weights * self.restore_best
-        )  # the best ones, new ones, and those of a checkpoint that is being written
+        """Of the best weights, of new ones, and of those in a checkpoint that is being written."""
+        return 3 * weights * self.restore_best
 
     def _loading(self, values: Mapping[str, Any]) -> Callable[[], None]:
         self.check_state(values)
