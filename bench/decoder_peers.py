@@ -33,9 +33,19 @@ def angles(length: int) -> tuple[np.ndarray, np.ndarray]:
     return np.cos(turn), np.sin(turn)
 
 
-def torch_step(length: int, full: bool, threads: int, layers: int = LAYERS, precision: str = "f32") -> Step:
+def torch_step(
+    length: int,
+    full: bool,
+    threads: int,
+    layers: int = LAYERS,
+    precision: str = "f32",
+    rows: int = 1,
+    checkpointed: bool = False,
+) -> Step:
+    """checkpointed: each block by torch.utils.checkpoint."""
     import torch
     import torch.nn.functional as F
+    from torch.utils.checkpoint import checkpoint
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -70,15 +80,18 @@ def torch_step(length: int, full: bool, threads: int, layers: int = LAYERS, prec
         half = HEAD // 2
         return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
+    def through(x: torch.Tensor, block: dict, adapter: dict) -> torch.Tensor:
+        h = F.rms_norm(x, (WIDTH,), block["norm1"], EPS)
+        q, k, v = (linear(block, adapter, n, h).view(rows, length, -1, HEAD).transpose(1, 2) for n in "qkv")
+        o = F.scaled_dot_product_attention(rope(q), rope(k), v, is_causal=True, enable_gqa=True)
+        x = x + linear(block, adapter, "o", o.transpose(1, 2).reshape(rows * length, WIDTH))
+        h = F.rms_norm(x, (WIDTH,), block["norm2"], EPS)
+        return x + F.linear(F.silu(F.linear(h, block["gate"])) * F.linear(h, block["up"]), block["down"])
+
     def loss_of(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         x = F.embedding(ids, table)
-        for block, adapter in zip(blocks, lora, strict=True):
-            h = F.rms_norm(x, (WIDTH,), block["norm1"], EPS)
-            q, k, v = (linear(block, adapter, n, h).view(1, length, -1, HEAD).transpose(1, 2) for n in "qkv")
-            o = F.scaled_dot_product_attention(rope(q), rope(k), v, is_causal=True, enable_gqa=True)
-            x = x + linear(block, adapter, "o", o.transpose(1, 2).reshape(length, WIDTH))
-            h = F.rms_norm(x, (WIDTH,), block["norm2"], EPS)
-            x = x + F.linear(F.silu(F.linear(h, block["gate"])) * F.linear(h, block["up"]), block["down"])
+        for both in zip(blocks, lora, strict=True):
+            x = checkpoint(through, x, *both, use_reentrant=False) if checkpointed else through(x, *both)
         return F.cross_entropy(F.linear(F.rms_norm(x, (WIDTH,), last, EPS), table), labels)
 
     trained = [p for adapter in lora for pair in adapter.values() for p in pair]
@@ -86,11 +99,12 @@ def torch_step(length: int, full: bool, threads: int, layers: int = LAYERS, prec
         trained = [table, last, *(p for block in blocks for p in block.values())]
     optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=DECAY, fused=True)
     row = torch.from_numpy(tokens(length))
+    ids, labels = row[:-1].repeat(rows), row[1:].repeat(rows)
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = loss_of(row[:-1], row[1:])
+            loss = loss_of(ids, labels)
         loss.backward()
         optimizer.step()
         return float(loss.detach())

@@ -1,25 +1,31 @@
 """Time, memory and bits of a training step of SmolLM2-135M's shape under memory budgets, LoRA of rank 8 or full.
 
     python bench/recompute.py [--mode lora|full] [--rows 4] [--tokens 512] [--precision bf16] [--rounds 5]
-                              [--shares 1,0.7,0.5,0.333,0.25,0.2,0.15] [--keep FOLDER]
+                              [--shares 1,0.7,0.5,0.333,0.25,0.2,0.15] [--keep FOLDER] [--torch]
 
 Each share is a program compiled with memory = share of the whole program's peak: planned bytes, the share of the time
 that the selection predicts, the measured ratio (steps of all programs in turn, medians), and whether loss and gradients
-have the bits of the program without a budget.
+have the bits of the program without a budget. --torch: then the same model in PyTorch, without and with
+torch.utils.checkpoint around each block (and an AdamW of the adapter), each in a process of its own: time, and how far
+its resident memory rises above that before the first step.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-from common import fma_peak, pin, table
-from decoder_peers import RANK, tokens
+from common import fma_peak, in_a_process, median_seconds, pin, rss_mib, table
+from decoder_peers import RANK, tokens, torch_step
 from lora import write
+
+from gradloom.base import memory
 
 
 def main() -> None:
@@ -32,12 +38,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shares", default="1,0.7,0.5,0.333,0.25,0.2,0.15")
     parser.add_argument("--keep", type=Path, help="folder for the model file, used again when it is there")
+    parser.add_argument("--torch", action="store_true", help="PyTorch as well")
+    parser.add_argument("--work", help="of PyTorch, in this process: plain or checkpoint")
     args = parser.parse_args()
     pin(args.threads)
+    if args.work:
+        in_torch(args)
+        return
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         measure(write(folder, "f32"), args)
+    if args.torch:
+        lines = []
+        for work in ("plain", "checkpoint"):
+            found = in_a_process(__file__, work, *sys.argv[1:])
+            lines.append((work, f"{found['bytes'] / 2**20:.0f}", f"{found['microseconds'] / 1e6:.3f}"))
+        table(lines, ("PyTorch", "MiB", "s/step"))
+
+
+def in_torch(args: argparse.Namespace) -> None:
+    """Print the growth of this process and its median time for a step."""
+    made = torch_step(args.tokens, args.mode == "full", args.threads, precision=args.precision, rows=args.rows,
+                      checkpointed=args.work == "checkpoint")  # fmt: skip
+    before = memory.resident()
+    seconds = median_seconds(made, args.rounds)
+    grown = int(rss_mib() * 2**20) - before
+    print(json.dumps({"bytes": grown, "microseconds": int(1e6 * seconds)}))
 
 
 def measure(path: Path, args: argparse.Namespace) -> None:
