@@ -30,11 +30,10 @@ from .adapter_arrays import (
     pairs_of,
     text_of,
 )
-from .family import END_MODULES, LINEARS, MODULES, Family
+from .family import END_MODULES, Family
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
-_BLOCK = {tensor: module for module, tensor in MODULES.items()}
 _ENDS = {f"{tensor}.weight": module for module, tensor in END_MODULES.items()}
 
 
@@ -51,7 +50,7 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGU
     arrays: dict[str, np.ndarray] = {}
     modules: list[str] = []
     for name, (a, b) in adapter.pairs.items():
-        module = _module(folder, name)
+        module = _module(folder, family, name)
         modules.append(module.rpartition(".")[2])
         a, b = finite(f"{folder}: {name}.lora_a", a), finite(f"{folder}: {name}.lora_b", b)
         if name == EMBEDDING:
@@ -74,8 +73,8 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGU
         "r": rank,
         "lora_alpha": _whole(alpha),
         "use_rslora": adapter.rslora,
-        "rank_pattern": {_pattern(n): r for n, r in ranks.items() if r != rank},
-        "alpha_pattern": {_pattern(n): _whole(x) for n, x in alphas.items() if not math.isclose(x, alpha)},
+        "rank_pattern": {_pattern(family, n): r for n, r in ranks.items() if r != rank},
+        "alpha_pattern": {_pattern(family, n): _whole(x) for n, x in alphas.items() if not math.isclose(x, alpha)},
         "target_modules": sorted(set(modules)),
         "lora_dropout": 0.0,
         "bias": "none",
@@ -116,7 +115,7 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
         if match is None:
             raise FileError(f"{path}: tensor {key!r} is not part of a pair; need names with lora_A and lora_B")
         module, half = match[1], "lora_" + match[2].lower()
-        name = _tensor(path, architecture, module)
+        name = _tensor(path, architecture, family, module)
         if array.ndim != 2 or not array.size:
             raise FileError(f"{path}: {key} has shape {list(array.shape)}; need 2 axes, none of them empty")
         array = finite(f"{path}: {key}", array)
@@ -219,20 +218,21 @@ def _by_module(patterns: dict[str, Any] | None, module: str, default: Any) -> An
     return next((v for key, v in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-def _module(path: str | os.PathLike[str], name: str) -> str:
+def _module(path: str | os.PathLike[str], family: Family, name: str) -> str:
     """Hugging Face's module of a GGUF tensor. Raises FileError if it has none."""
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    found = f"model.layers.{match[1]}.{_BLOCK[match[2]]}" if match and match[2] in _BLOCK else _ENDS.get(name)
+    modules = {tensor: module for module, tensor in family.modules.items()}
+    found = f"model.layers.{match[1]}.{modules[match[2]]}" if match and match[2] in modules else _ENDS.get(name)
     if found is None:
-        raise FileError(f"{path}: tensor {name!r} has no module in PEFT's format; need {', '.join(LINEARS)} of a block")
+        raise FileError(f"{path}: tensor {name!r} has no module in PEFT's format; need {', '.join(modules)} of a block")
     return found
 
 
-def _tensor(path: str | os.PathLike[str], architecture: str, module: str) -> str:
+def _tensor(path: str | os.PathLike[str], architecture: str, family: Family, module: str) -> str:
     """The GGUF tensor of Hugging Face's module. Raises FileError if it has none."""
     match = re.fullmatch(r"model\.layers\.(\d{1,9})\.([\w.]+)", module)
-    if match and match[2] in MODULES:
-        return f"blk.{match[1]}.{MODULES[match[2]]}.weight"
+    if match and match[2] in family.modules:
+        return f"blk.{match[1]}.{family.modules[match[2]]}.weight"
     if module in END_MODULES:
         return f"{END_MODULES[module]}.weight"
     raise FileError(f"{path}: module {module!r} has no tensor in a {architecture} GGUF file; is it for another base?")
@@ -246,9 +246,9 @@ def _family(path: str | os.PathLike[str], architecture: str) -> Family:
     return family
 
 
-def _pattern(name: str) -> str:
+def _pattern(family: Family, name: str) -> str:
     """A pattern that matches the module of this tensor only."""
-    return re.escape(_module("", name))
+    return re.escape(_module("", family, name))
 
 
 def _heads(base: GGUF, family: Family, name: str) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,39 @@ from ..base.errors import FileError
 
 
 @dataclass(frozen=True)
+class Rope:
+    """Rotation of queries and keys.
+
+    dims              the number of rotated elements of a head, from the first on
+    base, scaling, factor, context, slow, fast
+                      as ops.rope_frequencies takes them (slow and fast: low and high, of yarn)
+    magnitude         by which rotated elements are multiplied
+    short, long       names of tensors [dims / 2] with divisors of the frequencies: for texts of at most `context`
+                      tokens, and for longer ones
+    """
+
+    dims: int
+    base: float
+    scaling: str = "none"
+    factor: float = 1.0
+    context: int = 0
+    slow: float = 1.0
+    fast: float = 32.0
+    magnitude: float = 1.0
+    short: str | None = None
+    long: str | None = None
+
+
+@dataclass(frozen=True)
 class Config:
-    """Configuration of a transformer of the llama family. Widths are in elements."""
+    """Configuration of a transformer of the llama family. Widths are in elements.
+
+    rope, windows     per block: its rotation, None for none; the most keys that a query attends to, None for all
+    fused_qkv         attn_qkv holds the rows of attn_q, attn_k and attn_v
+    embedding_scale   factor of the embedding's rows; residual_scale: of what a block adds; logit_scale: of the logits
+    logit_cap         logits become cap * tanh(logit / cap); None: as they are
+    temperature       (a, n): queries at position p are multiplied by 1 + a * log(1 + floor(p / n)); None: not
+    """
 
     architecture: str
     name: str
@@ -30,10 +61,15 @@ class Config:
     head_dim: int
     ffn_width: int
     rms_eps: float
-    rope_dims: int  # the number of rotated elements of a head, from the first on
-    rope_base: float
-    rope_factor: float  # linear scaling: positions are divided by it
+    rope: tuple[Rope | None, ...]
+    windows: tuple[int | None, ...]
     attention_scale: float
+    fused_qkv: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    temperature: tuple[float, int] | None = None
 
     def __str__(self) -> str:
         heads = f"{self.heads} heads of {self.head_dim}" + (
@@ -45,13 +81,12 @@ class Config:
         )
 
 
-def read_config(path: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Config:
+def read_config(keys: Keys, shapes: Mapping[str, tuple[int, ...]]) -> Config:
     """The configuration of a file of a supported architecture. Raises FileError, naming the key, for a
     value that is missing, malformed, or larger than the file.
 
     shapes: of the file's tensors, by name; includes token_embd.weight [vocabulary, width].
     """
-    keys = _Keys(path, metadata)
     vocab_size, held_width = shapes["token_embd.weight"]
     blocks = len({name.split(".", 2)[1] for name in shapes if name.startswith("blk.")})
     layers = keys.count("block_count")
@@ -74,25 +109,24 @@ def read_config(path: str, metadata: Mapping[str, Any], shapes: Mapping[str, tup
     for name, key, rows, product in (
         ("attn_q", head_key, heads * head_dim, f"{heads} heads of {head_dim}"),
         ("attn_k", kv_key, kv_heads * head_dim, f"{kv_heads} key-value heads of {head_dim}"),
+        ("attn_qkv", head_key, (heads + 2 * kv_heads) * head_dim, f"{heads} and 2 x {kv_heads} heads of {head_dim}"),
         ("ffn_gate", "feed_forward_length", ffn_width, f"feed-forward {ffn_width}"),
     ):
         held = shapes.get(f"blk.0.{name}.weight", (rows,))[0]
         if held != rows:
             need = f"the rows of blk.0.{name}.weight, {held}, not {rows} ({product})"
             raise keys.wrong(key, keys.get(key), need)
-    rope_dims = keys.count("rope.dimension_count", head_dim)
-    if rope_dims > head_dim or rope_dims % 2:
-        raise keys.wrong("rope.dimension_count", rope_dims, f"an even number up to {head_dim}")
     if keys.get("expert_count", 0):
         raise keys.wrong("expert_count", keys.get("expert_count"), "none: mixtures of experts are not supported")
     if keys.get("attention.causal", True) is False:
         raise keys.wrong("attention.causal", False, "a causal model")
-    name = metadata.get("general.name", "")
+    name = keys.metadata.get("general.name", "")
+    context = keys.count("context_length")
     return Config(
         architecture=keys.architecture,
         name=name if isinstance(name, str) else "",
         vocab_size=vocab_size,
-        context_length=keys.count("context_length"),
+        context_length=context,
         width=width,
         layers=layers,
         heads=heads,
@@ -100,19 +134,46 @@ def read_config(path: str, metadata: Mapping[str, Any], shapes: Mapping[str, tup
         head_dim=head_dim,
         ffn_width=ffn_width,
         rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
-        rope_dims=rope_dims,
-        rope_base=keys.number("rope.freq_base", 10000.0),
-        rope_factor=_rope_factor(keys),
+        rope=(_rope(keys, head_dim, context, shapes),) * layers,
+        windows=(None,) * layers,
         attention_scale=keys.number("attention.scale", head_dim**-0.5),
+        fused_qkv="blk.0.attn_qkv.weight" in shapes,
     )
 
 
-def _rope_factor(keys: _Keys) -> float:
+def _rope(keys: Keys, head_dim: int, context: int, shapes: Mapping[str, tuple[int, ...]]) -> Rope:
+    """The rotation of all blocks, as llama.cpp reads it."""
+    dims = keys.count("rope.dimension_count", head_dim)
+    if dims > head_dim or dims % 2:
+        raise keys.wrong("rope.dimension_count", dims, f"an even number up to {head_dim}")
     kind = keys.get("rope.scaling.type", "linear")
-    if kind not in ("none", "linear"):
-        raise keys.wrong("rope.scaling.type", kind, "none or linear (llama3's scaling comes as rope_freqs.weight)")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        need = "none, linear, yarn or longrope (llama3's scaling comes as rope_freqs.weight)"
+        raise keys.wrong("rope.scaling.type", kind, need)
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
-    return factor if kind == "linear" else 1.0
+    rope = Rope(
+        dims=dims,
+        base=keys.number("rope.freq_base", 10000.0),
+        scaling="none" if kind == "longrope" else kind,
+        factor=factor if kind in ("linear", "yarn") else 1.0,
+        context=keys.count("rope.scaling.original_context_length", context),
+        magnitude=keys.number("rope.scaling.attn_factor", 1.0),
+    )
+    if "rope_freqs.weight" in shapes:
+        return replace(rope, short="rope_freqs.weight", long="rope_freqs.weight")
+    if kind == "yarn":
+        by_log = keys.number("rope.scaling.yarn_log_multiplier", 0.0, least=0.0)
+        grown = 0.1 * math.log(factor) if factor > 1 else 0.0
+        return replace(
+            rope,
+            slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+            fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
+            magnitude=rope.magnitude * (1 + grown) / (1 + by_log * grown),
+        )
+    short, long = (
+        name if name in shapes else None for name in ("rope_factors_short.weight", "rope_factors_long.weight")
+    )
+    return replace(rope, short=short, long=long)
 
 
 def _shown(value: Any) -> str:
@@ -120,8 +181,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class _Keys:
-    """Reads `<architecture>.<key>`, checked."""
+class Keys:
+    """Reads `<architecture>.<key>` of a file's metadata, checked."""
 
     def __init__(self, path: str, metadata: Mapping[str, Any]) -> None:
         self.path, self.metadata = path, metadata
@@ -156,8 +217,25 @@ class _Keys:
             raise self.wrong(key, value, "a whole number of at least 1")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | None = None, least: float | None = None) -> float:
+        """A finite number: above 0, or of at least `least`."""
         value = self._need(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise self.wrong(key, value, "a positive number")
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not value < math.inf or not (value > 0 if least is None else value >= least):
+            raise self.wrong(key, value, "a positive number" if least is None else f"a number of at least {least:g}")
         return float(value)
+
+    def windows(self, layers: int, period: int) -> tuple[int | None, ...]:
+        """Of each block, from attention.sliding_window and its pattern: a truth value per block, or a number n, of
+        which the last of n blocks sees all; `period` where the file has none."""
+        if not self.get("attention.sliding_window", 0):
+            return (None,) * layers
+        window, pattern = self.count("attention.sliding_window"), self.get("attention.sliding_window_pattern", period)
+        if isinstance(pattern, list):
+            if len(pattern) < layers or not all(isinstance(slides, bool) for slides in pattern):
+                raise self.wrong(
+                    "attention.sliding_window_pattern", pattern, f"a truth value for each of {layers} blocks"
+                )
+            return tuple(window if slides else None for slides in pattern[:layers])
+        period = self.count("attention.sliding_window_pattern", period)
+        return tuple(None if i % period == period - 1 else window for i in range(layers))

@@ -1,18 +1,20 @@
 """Declaration of a model family: the tensors of a block, the block itself, and the names that other tools use.
 
     x = x + Wo attention(rope(Wq n), rope(Wk n), Wv n),  n = rms_norm(x)
-    x = x + Wdown (silu(Wgate n) * Wup n),               n = rms_norm(x)
+    x = x + Wdown (act(Wgate n) * Wup n),                n = rms_norm(x)
 
 Rows are tokens: x is [B*T, d]. Weights are stored as [n_out, n_in].
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from .. import ops
 from ..graph.value import Shape, Value
-from .config import Config
+from .config import Config, Keys
 from .net import Layer, Net, Pairing
 
 # Linear layers: Hugging Face's module -> GGUF's tensor, in a block and outside of it
@@ -25,72 +27,139 @@ MODULES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+FUSED_FFN = {name: tensor for name, tensor in MODULES.items() if tensor not in ("ffn_gate", "ffn_up")} | {
+    "mlp.gate_up_proj": "ffn_up"
+}
+FUSED = {"self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output"} | {
+    "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+ALL_MODULES = FUSED | FUSED_FFN | MODULES  # of all families
 END_MODULES = {"model.embed_tokens": "token_embd", "lm_head": "output"}
+QKV = ("attn_q", "attn_k", "attn_v")
 LINEARS = tuple(MODULES.values())  # of a block
+POST_NORMS = ("post_attention_norm", "post_ffw_norm")
+
+
+def _as_read(keys: Keys, config: Config) -> Config:
+    return config
 
 
 @dataclass(frozen=True)
 class Family:
     """Differences of a family from llama's block.
 
+    name             general.architecture of its files, where that is not the name of the declaring file
     pairing          elements of a head that are rotated together. With "interleaved", the rows of attn_q and attn_k are
                      permuted from Hugging Face's order, which is "half"
     biases           linear layers of a block that have a bias
     optional_biases  linear layers of a block that may have a bias
-    head_norms       queries and keys are normalised per head before they are rotated
+    qk_norm          queries and keys are normalised: each "head", or the whole "width" of all heads
+    rotates_first    they are rotated before they are normalised
+    norms            names of norms, "" for none: before attention and feed-forward
+    post_norms       likewise, behind them
+    activation       of the gate
+    fused_ffn        ffn_up holds the rows of the gate, then those of up
+    modules          linear layers of a block: Hugging Face's module -> GGUF's tensor
+    configure        returns the configuration with what the family's own metadata add; raises FileError
     """
 
     pairing: Pairing
+    name: str = ""
     biases: tuple[str, ...] = ()
     optional_biases: tuple[str, ...] = ()
-    head_norms: bool = False
+    qk_norm: Literal["", "head", "width"] = ""
+    rotates_first: bool = False
+    norms: tuple[str, str] = ("attn_norm", "ffn_norm")
+    post_norms: tuple[str, str] = ("", "")
+    activation: Literal["silu", "gelu"] = "silu"
+    fused_ffn: bool = False
+    modules: Mapping[str, str] = field(default_factory=lambda: MODULES)
+    configure: Callable[[Keys, Config], Config] = _as_read
+
+    def linears(self, c: Config) -> dict[str, Shape]:
+        """The linear layers of a block: name -> shape in NumPy's order."""
+        q, kv, up = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.ffn_width
+        qkv: dict[str, Shape] = {"attn_q": (q, c.width), "attn_k": (kv, c.width), "attn_v": (kv, c.width)}
+        return {
+            **({"attn_qkv": (q + 2 * kv, c.width)} if c.fused_qkv else qkv),
+            "attn_output": (c.width, q),
+            **(
+                {"ffn_up": (2 * up, c.width)}
+                if self.fused_ffn
+                else {"ffn_gate": (up, c.width), "ffn_up": (up, c.width)}
+            ),
+            "ffn_down": (c.width, up),
+        }
 
     def shapes(self, c: Config) -> dict[str, Shape]:
         """Required tensors of one block, without `blk.N.`: name -> shape in NumPy's order."""
-        q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        shapes: dict[str, Shape] = {
-            "attn_norm.weight": (c.width,),
-            "attn_q.weight": (q, c.width),
-            "attn_k.weight": (kv, c.width),
-            "attn_v.weight": (kv, c.width),
-            "attn_output.weight": (c.width, q),
-            "ffn_norm.weight": (c.width,),
-            "ffn_gate.weight": (c.ffn_width, c.width),
-            "ffn_up.weight": (c.ffn_width, c.width),
-            "ffn_down.weight": (c.width, c.ffn_width),
-        }
-        norms: dict[str, Shape] = {f"{name}.weight": (c.head_dim,) for name in ("attn_q_norm", "attn_k_norm")}
-        return shapes | _biases(self.biases, shapes) | (norms if self.head_norms else {})
+        norms: dict[str, Shape] = {name: (c.width,) for name in (*self.norms, *self.post_norms) if name}
+        if self.qk_norm:
+            whole = self.qk_norm == "width"
+            norms |= {
+                f"{name}_norm": (count * c.head_dim if whole else c.head_dim,)
+                for name, count in (("attn_q", c.heads), ("attn_k", c.kv_heads))
+            }
+        linears = self.linears(c)
+        return {f"{name}.weight": shape for name, shape in (linears | norms).items()} | _biases(self.biases, linears)
 
     def optional_shapes(self, c: Config) -> dict[str, Shape]:
         """Optional tensors of one block: name -> shape."""
-        return _biases(self.optional_biases, self.shapes(c))
+        return _biases(self.optional_biases, self.linears(c))
 
     def hidden(self, net: Net, tokens: Value, positions: Value) -> Value:
         """tokens, positions i32 [B, T] -> the residual stream after the final norm, [B*T, d]."""
         x = net.embed(tokens)
         for layer in net.layers(positions):
-            x = x + self._attention(layer, layer.norm("attn_norm", x))
-            x = x + _feed_forward(layer, layer.norm("ffn_norm", x))
+            x = x + self._branch(layer, 0, x, self._attention)
+            x = x + self._branch(layer, 1, x, self._feed_forward)
         return net.norm("output_norm", x)
+
+    def _branch(self, layer: Layer, which: int, x: Value, inner: Callable[[Layer, Value], Value]) -> Value:
+        """What attention (0) or feed-forward (1) adds to the residual stream."""
+        before, behind = self.norms[which], self.post_norms[which]
+        y = inner(layer, layer.norm(before, x) if before else x)
+        y = layer.norm(behind, y) if behind else y
+        scale = layer.config.residual_scale
+        return y if scale == 1 else ops.scale(y, scale)
 
     def _attention(self, layer: Layer, x: Value) -> Value:
         c = layer.config
-        q = self._rotated(layer, "attn_q", x, c.heads)
-        k = self._rotated(layer, "attn_k", x, c.kv_heads)
-        v = layer.heads(layer.linear("attn_v", x), c.kv_heads)
-        y = layer.attend(q, k, v)  # [B, T, H, D]
-        return layer.linear("attn_output", y.reshape(x.shape[0], c.heads * c.head_dim))
+        q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        if c.fused_qkv:
+            y = layer.linear("attn_qkv", x)
+            queries, keys, values = y[:, :q], y[:, q : q + kv], y[:, q + kv :]
+        else:
+            queries, keys, values = (layer.linear(name, x) for name in QKV)
+        y = layer.attend(
+            layer.tempered(self._rotated(layer, "attn_q", queries, c.heads)),
+            self._rotated(layer, "attn_k", keys, c.kv_heads),
+            layer.heads(values, c.kv_heads),
+        )  # [B, T, H, D]
+        return layer.linear("attn_output", y.reshape(x.shape[0], q))
 
-    def _rotated(self, layer: Layer, name: str, x: Value, heads: int) -> Value:
-        """Queries or keys, [B, T, H, D]."""
-        y = layer.heads(layer.linear(name, x), heads)
-        return layer.rope(layer.norm(f"{name}_norm", y) if self.head_norms else y, self.pairing)
+    def _rotated(self, layer: Layer, name: str, y: Value, heads: int) -> Value:
+        """Queries or keys [B*T, heads*D], normalised and rotated, [B, T, heads, D]."""
+        if self.qk_norm == "width":
+            y = layer.norm(f"{name}_norm", y)
+        y = layer.heads(y, heads)
+        if self.rotates_first:
+            y = layer.rope(y, self.pairing)
+        if self.qk_norm == "head":
+            y = layer.norm(f"{name}_norm", y)
+        return y if self.rotates_first else layer.rope(y, self.pairing)
+
+    def _feed_forward(self, layer: Layer, x: Value) -> Value:
+        if self.fused_ffn:
+            both = layer.linear("ffn_up", x)
+            gate, up = both[:, : both.shape[1] // 2], both[:, both.shape[1] // 2 :]
+        else:
+            gate, up = layer.linear("ffn_gate", x), layer.linear("ffn_up", x)
+        return layer.linear("ffn_down", ops.swiglu(gate, up) if self.activation == "silu" else ops.geglu(gate, up))
 
 
-def _feed_forward(layer: Layer, x: Value) -> Value:
-    return layer.linear("ffn_down", ops.swiglu(layer.linear("ffn_gate", x), layer.linear("ffn_up", x)))
-
-
-def _biases(names: tuple[str, ...], shapes: dict[str, Shape]) -> dict[str, Shape]:
-    return {f"{name}.bias": shapes[f"{name}.weight"][:1] for name in names}
+def _biases(names: tuple[str, ...], linears: dict[str, Shape]) -> dict[str, Shape]:
+    """Biases of these linear layers. Where queries, keys and values are fused, so are their biases."""
+    if set(QKV) <= set(names) and "attn_qkv" in linears:
+        names = ("attn_qkv", *names)
+    return {f"{name}.bias": linears[name][:1] for name in names if name in linears}

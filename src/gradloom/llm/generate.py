@@ -45,24 +45,27 @@ KEPT = 2  # generators that a model caches, for different adapters
 
 
 class KeysAndValues:
-    """The caches of all layers, f32 [1, rows, KVH, D] each, and the updates that fill them."""
+    """The caches of all layers, f32 [1, rows, KVH, D] each, and the updates that fill them. longest: the most tokens of
+    a text; a chunk of padding has room behind it."""
 
-    def __init__(self, layers: int, rows: int, kv_heads: int, head_dim: int) -> None:
-        self.rows = rows
-        shape = (1, rows, kv_heads, head_dim)
+    def __init__(self, layers: int, longest: int, kv_heads: int, head_dim: int) -> None:
+        self.longest, self.rows = longest, longest + CHUNK
+        shape = (1, self.rows, kv_heads, head_dim)
         self.stored = [[_zeros(f"cache.{i}.{name}", shape) for name in ("keys", "values")] for i in range(layers)]
 
     @property
     def bytes(self) -> int:
         return sum(s.bytes for pair in self.stored for s in pair)
 
-    def attend(self, layer: int, q: Value, k: Value, v: Value, positions: Value, scale: float) -> Value:
+    def attend(
+        self, layer: int, q: Value, k: Value, v: Value, positions: Value, scale: float, window: int | None
+    ) -> Value:
         at = setting("cache.position", "i64")
         keys, values = (
             ops.set_rows(stored_value(stored), rows, at, axis=1)
             for stored, rows in zip(self.stored[layer], (k, v), strict=True)
         )
-        return ops.attention(q, keys, values, positions, scale=scale, cached=True)[0]
+        return ops.attention(q, keys, values, positions, scale=scale, cached=True, window=window)[0]
 
 
 def _zeros(name: str, shape: tuple[int, ...]) -> Stored:
@@ -109,7 +112,7 @@ class Generator:
         need = 8 * config.layers * (self.rows + CHUNK) * config.kv_heads * config.head_dim
         what = f"generate: a cache of {self.rows} tokens needs {show_bytes(need)} of memory"
         need_memory(need, what, "need fewer tokens")
-        self.cache = KeysAndValues(config.layers, self.rows + CHUNK, config.kv_heads, config.head_dim)
+        self.cache = KeysAndValues(config.layers, self.rows, config.kv_heads, config.head_dim)
         self.length = 0  # tokens in the cache
         self.programs: dict[int, Any] = {}  # tokens per step -> program
         self._logits: dict[int, Value] = {}  # tokens per step -> output
@@ -394,7 +397,9 @@ def generator_for(model: Model, adapter: Adapter | None, rows: int, **options: A
     key = (None if adapter is None else id(adapter), tuple(sorted(options.items())))
     with locks.building:
         kept: list[tuple[Any, Generator]] = vars(model).setdefault("generators", [])
-        place = next((i for i, (other, g) in enumerate(kept) if other == key and g.rows >= rows), None)
+        is_long = model.is_long(rows)
+        fits = (other == key and g.rows >= rows and model.is_long(g.rows) == is_long for other, g in kept)
+        place = next((i for i, found in enumerate(fits) if found), None)
         generator = None if place is None else kept.pop(place)[1]
     if generator is None:
         generator = Generator(model, adapter, -(-rows // ROWS) * ROWS, **options)

@@ -28,7 +28,7 @@ from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import scope
 from ..graph.stored import Stored, copies
 from ..graph.value import Value
-from .family import END_MODULES, LINEARS, MODULES
+from .family import ALL_MODULES, END_MODULES
 from .model import model_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 # Hugging Face's short name of a module -> GGUF's tensor
-ALIASES = {module.rpartition(".")[2]: tensor for module, tensor in (MODULES | END_MODULES).items()}
+ALIASES = {module.rpartition(".")[2]: tensor for module, tensor in (ALL_MODULES | END_MODULES).items()}
 _STREAM = 3  # of random numbers of a seed (data.dataset uses 1 and 2)
 
 
@@ -206,7 +206,10 @@ class LoRA(KeywordHints, AttributeHints):
 
     def choose(self, model: Model) -> list[str]:
         """The names of the target tensors in this model."""
-        return choose_tensors(adaptable(model), self.targets, block_linears(model), "targets")
+        targets = self.targets
+        if tuple(targets) == ATTENTION and model.config.fused_qkv:
+            targets = ("attn_qkv", "attn_output")
+        return choose_tensors(adaptable(model), targets, block_linears(model), "targets")
 
     def trained_bytes(self, model: Model) -> int:
         """Bytes of the arrays, also before they are created. Raises SettingError for unknown targets."""
@@ -406,7 +409,7 @@ def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:
 
 def block_linears(model: Model) -> list[str]:
     """The linear layers of all blocks, which "all" selects for LoRA."""
-    return [f"blk.{i}.{name}.weight" for i in range(model.config.layers) for name in LINEARS]
+    return [f"blk.{i}.{name}.weight" for i in range(model.config.layers) for name in model.family.linears(model.config)]
 
 
 def adaptable(model: Model) -> list[str]:

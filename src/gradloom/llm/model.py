@@ -26,7 +26,7 @@ from ..graph.value import Shape, Value
 from ..run import dequantize
 from ..run.backend import backend
 from . import families
-from .config import Config, read_config
+from .config import Config, Keys, Rope, read_config
 from .gpu_layers import GpuLayers, at
 from .net import Caches, ForwardAdapter, Net
 
@@ -94,7 +94,9 @@ class Model(AttributeHints):
         embedding = self.file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise FileError(f"{path}: the tensor token_embd.weight [vocabulary, width] is missing; need a whole model")
-        self.config: Config = read_config(self.path, metadata, {n: t.shape for n, t in self.file.tensors.items()})
+        keys = Keys(self.path, metadata)
+        config = read_config(keys, {n: t.shape for n, t in self.file.tensors.items()})
+        self.config: Config = family.configure(keys, config)
         self._check_tensors()
         self._check_copies()
         self.copied_bytes = 0
@@ -106,7 +108,8 @@ class Model(AttributeHints):
             f"tensors of type {kind} are held as f32 copies, {size} bytes: no kernel reads that type"
             for kind, size in self._copied.items()
         ]
-        self.frequencies = self._frequencies()
+        for rope in {rope for rope in self.config.rope if rope is not None}:
+            self.frequencies(rope, self.config.context_length)
 
     # ---- the file ------------------------------------------------------------------------------------------
 
@@ -116,8 +119,10 @@ class Model(AttributeHints):
         needed: dict[str, Shape] = {"token_embd.weight": (c.vocab_size, c.width), "output_norm.weight": (c.width,)}
         possible: dict[str, Shape] = {
             "output.weight": (c.vocab_size, c.width),
-            "rope_freqs.weight": (c.rope_dims // 2,),
         }
+        for rope in c.rope:
+            if rope is not None:
+                possible |= {name: (rope.dims // 2,) for name in (rope.short, rope.long) if name is not None}
         for i in range(c.layers):
             needed |= {f"blk.{i}.{name}": shape for name, shape in family.shapes(c).items()}
             possible |= {f"blk.{i}.{name}": shape for name, shape in family.optional_shapes(c).items()}
@@ -237,7 +242,14 @@ class Model(AttributeHints):
     def project(self, x: Value, adapter: Adapter | None = None, layers: GpuLayers | None = None) -> Value:
         """Logits [N, vocabulary] of rows of `hidden`, [N, d]."""
         net = Net(self, (1, x.shape[0]), adapter, None, False, layers)
-        return net.linear(self.head_name.removesuffix(".weight"), x)
+        y = net.linear(self.head_name.removesuffix(".weight"), self._scaled(x))
+        cap = self.config.logit_cap
+        return y if cap is None else ops.scale(ops.tanh(ops.scale(y, 1 / cap)), cap)
+
+    def _scaled(self, x: Value) -> Value:
+        """Rows of `hidden` as the output's matrix takes them."""
+        scale = self.config.logit_scale
+        return x if scale == 1 else ops.scale(x, scale)
 
     def logits(
         self, tokens: Value, positions: Value, adapter: Adapter | None = None, caches: Caches | None = None
@@ -256,22 +268,31 @@ class Model(AttributeHints):
             labels = labels.reshape(x.shape[0])
             net = Net(self, (1, x.shape[0]), adapter, None, False, layers)
             head = net.weight(self.head_name)
-            if adapter is not None and not self.tied and adapter.linear(self.head_name, x, 1, False) is not None:
+            own = adapter is not None and not self.tied and adapter.linear(self.head_name, x, 1, False) is not None
+            if own or self.config.logit_cap is not None:
                 return ops.cross_entropy_pair(self.project(x, adapter, layers), labels)
-            return ops.linear_cross_entropy_pair(x, head, labels)
+            return ops.linear_cross_entropy_pair(self._scaled(x), head, labels)
 
-    def _frequencies(self) -> np.ndarray:
-        """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling. Raises FileError if
-        they are not finite."""
-        c = self.config
-        factors = self.weights["rope_freqs.weight"].read() if "rope_freqs.weight" in self.weights else None
+    def is_long(self, tokens: int) -> bool:
+        """Whether texts of at most so many tokens have other rotations than short ones."""
+        return any(rope is not None and rope.long != rope.short and tokens > rope.context for rope in self.config.rope)
+
+    def frequencies(self, rope: Rope, tokens: int) -> np.ndarray:
+        """Radians per token of each rotated pair, f32 [rope.dims / 2], of texts of at most so many tokens. Raises
+        FileError if they are not finite."""
+        name = rope.long if tokens > rope.context else rope.short
+        factors = None if name is None else self.weights[name].read()
+        is_yarn = rope.scaling == "yarn"
         with np.errstate(all="ignore"):
-            angles = ops.rope_frequencies(c.rope_dims, c.rope_base, "linear", c.rope_factor, factors=factors)
+            angles = ops.rope_frequencies(
+                rope.dims, rope.base, rope.scaling, rope.factor, context=rope.context if is_yarn else None,
+                low=rope.slow if is_yarn else None, high=rope.fast if is_yarn else None, factors=factors,
+            )  # fmt: skip
             angles = angles.astype(np.float32)
         if not np.isfinite(angles).all():
             raise FileError(
-                f"{self.path}: rotations are not finite with rope.freq_base {c.rope_base:g}, a factor of "
-                f"{c.rope_factor:g}{'' if factors is None else ' and rope_freqs.weight'}; need others"
+                f"{self.path}: rotations are not finite with rope.freq_base {rope.base:g}, a factor of "
+                f"{rope.factor:g}{'' if name is None else f' and {name}'}; need others"
             )
         return angles
 

@@ -12,7 +12,7 @@ from ..graph.leaves import Parameter, constant
 from ..graph.scope import scope
 from ..graph.stored import Stored
 from ..graph.value import Value
-from .config import Config
+from .config import Config, Rope
 from .gpu_layers import GpuLayers, at
 
 Pairing = Literal["interleaved", "half"]  # elements of a head that are rotated together
@@ -22,8 +22,10 @@ class Weights(Protocol):
     """The parts of a model that a forward pass reads."""
 
     config: Config
-    frequencies: np.ndarray  # f32 [rope_dims / 2]
     weights: dict[str, Stored]
+
+    def frequencies(self, rope: Rope, tokens: int) -> np.ndarray:
+        """Radians per token of each rotated pair, f32 [rope.dims / 2], of texts of at most so many tokens."""
 
     def leaf(self, name: str) -> Parameter:
         """The graph's leaf for a tensor."""
@@ -43,10 +45,16 @@ class ForwardAdapter(Protocol):
 
 
 class Caches(Protocol):
-    """Keys and values of earlier tokens."""
+    """Keys and values of earlier tokens. longest: the most tokens of a text; rows: with padding behind it."""
 
-    def attend(self, layer: int, q: Value, k: Value, v: Value, positions: Value, scale: float) -> Value:
-        """Store k, v [B, T, KVH, D] at the positions and attend with q [B, T, H, D] to all stored ones."""
+    longest: int
+    rows: int
+
+    def attend(
+        self, layer: int, q: Value, k: Value, v: Value, positions: Value, scale: float, window: int | None
+    ) -> Value:
+        """Store k, v [B, T, KVH, D] at the positions and attend with q [B, T, H, D] to all stored ones, or to the last
+        `window` of them."""
 
 
 class Net:
@@ -67,7 +75,8 @@ class Net:
             model, model.config, adapter, caches, training
         )  # fmt: skip
         self.batch, self.length = shape
-        self.frequencies = constant(model.frequencies)
+        self.longest = self.length if caches is None else caches.longest  # tokens of a text
+        self._angles: dict[Rope, Value] = {}
 
     def weight(self, name: str) -> Value:
         own = None if self.adapter is None else self.adapter.weight(name)
@@ -79,7 +88,9 @@ class Net:
             ids = tokens.reshape(self.batch * self.length)
             x = ops.get_rows(self.weight("token_embd.weight"), ids)
             more = None if self.adapter is None else self.adapter.embed("token_embd.weight", ids)
-            return x if more is None else x + more
+            x = x if more is None else x + more
+            scale = self.config.embedding_scale
+            return x if scale == 1 else ops.scale(x, scale)
 
     def norm(self, name: str, x: Value) -> Value:
         with scope(name.rpartition(".")[2]), at(self.device_of(name)):
@@ -95,6 +106,12 @@ class Net:
             if more is not None:
                 y = y + more
             return y + self.weight(f"{name}.bias") if f"{name}.bias" in self.model.weights else y
+
+    def angles(self, rope: Rope) -> Value:
+        """Radians per token of each rotated pair, f32 [rope.dims / 2]."""
+        if rope not in self._angles:
+            self._angles[rope] = constant(self.model.frequencies(rope, self.longest))
+        return self._angles[rope]
 
     def device_of(self, name: str) -> str | None:
         """The device for ops on a tensor; None inside a block, which sets its own."""
@@ -123,11 +140,26 @@ class Layer:
         return x.reshape(self.net.batch, self.net.length, count, self.config.head_dim)
 
     def rope(self, x: Value, pairing: Pairing) -> Value:
-        return ops.rope(x, self.positions, self.net.frequencies, pairing=pairing)
+        """x [B, T, heads, D], rotated as this block does; unchanged in blocks without a rotation."""
+        rope = self.config.rope[self.number]
+        if rope is None:
+            return x
+        return ops.rope(x, self.positions, self.net.angles(rope), pairing=pairing, scale=rope.magnitude)
+
+    def tempered(self, q: Value) -> Value:
+        """Queries [B, T, H, D], scaled by a factor of their position where the configuration has `temperature`."""
+        if self.config.temperature is None:
+            return q
+        slope, period = self.config.temperature
+        caches = self.net.caches
+        places = np.arange(self.net.length if caches is None else caches.rows, dtype=np.float64)
+        factors = 1 + slope * np.log1p(np.floor(places / period))
+        factor = ops.get_rows(constant(factors.astype(np.float32)[:, None]), self.positions)
+        return q * factor.reshape(*self.positions.shape, 1, 1)
 
     def attend(self, q: Value, k: Value, v: Value) -> Value:
-        scale = self.config.attention_scale
+        scale, window = self.config.attention_scale, self.config.windows[self.number]
         if self.net.caches is not None:
-            return self.net.caches.attend(self.number, q, k, v, self.positions, scale)
-        y, _ = ops.attention(q, k, v, self.positions, scale=scale)
+            return self.net.caches.attend(self.number, q, k, v, self.positions, scale, window)
+        y, _ = ops.attention(q, k, v, self.positions, scale=scale, window=window)
         return y

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from ..family import Family
 
-FAMILY = Family(pairing="half", head_norms=True)
+FAMILY = Family(pairing="half", qk_norm="head")
