@@ -141,7 +141,7 @@ def test_the_same_bits_however_it_is_run(tmp_path: Path, case: str) -> None:
 @pytest.mark.skipif(not STORIES.exists(), reason=f"{STORIES} is not here")
 def test_a_real_model_knows_its_story() -> None:
     model = load(STORIES)
-    assert model.tied is False and model.config.rope_base == 10000 and model.config.context_length == 2048
+    assert model.tied is False and model.config.rope[0].base == 10000 and model.config.context_length == 2048
     ids = [1, 403, 407, 261, 378]  # <s> Once upon a time
     tokens, positions = gl.input("tokens", (1, 5), "i32"), gl.input("positions", (1, 5), "i32")
     run = gl.compile(model.logits(tokens, positions))
@@ -192,7 +192,7 @@ def rewritten(
     [
         (
             {"keys": {"general.architecture": "gpt2"}},
-            "the architecture gpt2 is not supported; need llama, qwen2, qwen3",
+            "the architecture gpt2 is not supported; need ernie4_5, exaone4, gemma3",
         ),
         ({"drop": ("llama.block_count",)}, "metadata llama.block_count is missing"),
         ({"drop": ("llama.attention.layer_norm_rms_epsilon",)}, "llama.attention.layer_norm_rms_epsilon is missing"),
@@ -202,7 +202,10 @@ def rewritten(
         ({"keys": {"llama.attention.head_count_kv": 4}}, "head_count_kv is 4; need a divisor of head_count, 6"),
         ({"keys": {"llama.attention.head_count": 5}}, "head_count is 5; need a divisor of embedding_length, 48"),
         ({"keys": {"llama.rope.dimension_count": 10}}, "rope.dimension_count is 10; need an even number up to 8"),
-        ({"keys": {"llama.rope.scaling.type": "yarn"}}, "rope.scaling.type is 'yarn'; need none or linear"),
+        (
+            {"keys": {"llama.rope.scaling.type": "dynamic"}},
+            "rope.scaling.type is 'dynamic'; need none, linear, yarn or longrope",
+        ),
         ({"keys": {"llama.expert_count": 8}}, "mixtures of experts are not supported"),
         ({"keys": {"llama.attention.value_length": 16}}, "attention.value_length is 16; need key_length, 8"),
         (

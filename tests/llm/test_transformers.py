@@ -65,7 +65,7 @@ def test_gradients_of_every_tensor(pair: tuple[theirs.Case, Any, Path]) -> None:
     made.zero_grad()
     expected = made(torch.tensor(given, dtype=torch.int64), labels=torch.tensor(given, dtype=torch.int64)).loss
     (expected * int(counted)).backward()
-    assert abs(float(loss) - float(expected) * int(counted)) <= 1e-5 * float(loss)
+    assert abs(float(loss) - expected.item() * int(counted)) <= 1e-5 * float(loss)
     ours = dict(zip(trained, gradients, strict=True))
     found = {theirs.tensor_name(case, name): (name, p.grad.numpy()) for name, p in made.named_parameters()}
     assert set(found) == set(ours)

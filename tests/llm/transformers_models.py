@@ -23,6 +23,8 @@ YARN = {
 }  # fmt: skip
 YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
 HALVES = {"rope_type": "default", "rope_theta": 5000.0}
+WIDE = {"head_dim": 16, "rope_parameters": HALVES}
+BASE = {"rope.freq_base": 5000.0}
 LONG = {
     "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32, "factor": 2.0,
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.5, 2.0, 3.0, 4.0, 6.0, 8.0],
@@ -54,14 +56,14 @@ CASES = {
             "rope.scaling.type": "linear", "rope.scaling.factor": 8.0,
         },
     ),
-    "phi3": Case("phi3", "Phi3", {"rope_parameters": HALVES}, {"rope.freq_base": 5000.0}),
+    "phi3": Case("phi3", "Phi3", {"rope_parameters": HALVES}, BASE),
     "phi3, longrope": Case(
         "phi3", "Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 32}, {
             "rope.freq_base": 10000.0, "rope.scaling.original_context_length": 32, "rope.scaling.type": "longrope",
             "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(2) / np.log(32))),
         },
     ),
-    "smollm3": Case("smollm3", "SmolLM3", {"rope_parameters": HALVES}, {"rope.freq_base": 5000.0}, True),
+    "smollm3": Case("smollm3", "SmolLM3", {"rope_parameters": HALVES}, BASE, True),
     "granite": Case(
         "granite", "Granite", {
             "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 5.0,
@@ -71,7 +73,7 @@ CASES = {
             "rope.freq_base": 5000.0,
         }, True,
     ),
-    "olmo2": Case("olmo2", "Olmo2", {"rope_parameters": HALVES}, {"rope.freq_base": 5000.0}),
+    "olmo2": Case("olmo2", "Olmo2", {"rope_parameters": HALVES}, BASE),
     "olmo3": Case(
         "olmo2", "Olmo3", {
             "rope_parameters": {"sliding_attention": HALVES, "full_attention": YARN}, "sliding_window": 5,
@@ -80,7 +82,8 @@ CASES = {
     ),
     "mistral3": Case(
         "mistral3", "Ministral3", {
-            "head_dim": 16, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.3},
+            "head_dim": 16,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.3},
         }, YARN_KEYS | {"rope.scaling.yarn_log_multiplier": 0.5, "attention.temperature_scale": 0.3}, True,
     ),
     "glm4": Case(
@@ -89,12 +92,13 @@ CASES = {
         }, {"rope.dimension_count": 8, "rope.freq_base": 5000.0},
     ),
     "exaone4": Case(
-        "exaone4", "Exaone4", {"layer_types": ["full_attention"] * LAYERS, "sliding_window": None, "rope_parameters": HALVES},
-        {"rope.freq_base": 5000.0},
+        "exaone4", "Exaone4", {
+            "layer_types": ["full_attention"] * LAYERS, "sliding_window": None, "rope_parameters": HALVES,
+        }, BASE,
     ),
-    "seed_oss": Case("seed_oss", "SeedOss", {"head_dim": 16, "attention_bias": True, "rope_parameters": HALVES}, {"rope.freq_base": 5000.0}),
-    "ernie4_5": Case("ernie4_5", "Ernie4_5", {"head_dim": 16, "rope_parameters": HALVES}, {"rope.freq_base": 5000.0}, False),
-    "hunyuan-dense": Case("hunyuan-dense", "HunYuanDenseV1", {"head_dim": 16, "rope_parameters": HALVES}, {"rope.freq_base": 5000.0}),
+    "seed_oss": Case("seed_oss", "SeedOss", WIDE | {"attention_bias": True}, BASE),
+    "ernie4_5": Case("ernie4_5", "Ernie4_5", WIDE, BASE),
+    "hunyuan-dense": Case("hunyuan-dense", "HunYuanDenseV1", WIDE, BASE),
 }  # fmt: skip
 NAMES = {  # of tensors in a block, and outside; what differs between families
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -146,9 +150,8 @@ def stored(case: Case, made: Any, name: str, array: np.ndarray) -> np.ndarray:
     """A parameter, or its gradient, in the file's order of rows."""
     if case.interleaved and ("q_proj" in name or "k_proj" in name):
         heads = made.config.num_attention_heads if "q_proj" in name else made.config.num_key_value_heads
-        return (
-            array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-        )
+        halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+        return halves.swapaxes(1, 2).reshape(array.shape)
     return array
 
 

@@ -313,7 +313,7 @@ class TrainedTensors:
 
     def choose(self, model: Model) -> list[str]:
         """The tensors of this model that train. Raises DTypeError if they require train_dtype."""
-        names = [n for n in model.weights if n != "rope_freqs.weight"]
+        names = [n for n in model.weights if not n.startswith("rope_")]  # which are constants of the rotation
         chosen = choose_tensors(names, self.tensors, names, "tensors")
         if self.train_dtype is None:
             for name in chosen:
