@@ -34,7 +34,7 @@ set_up() {
   [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu,sklearn,parquet
   [ "$mode" = --client ] && extras+=,client
   .venv/bin/pip install --quiet -e ".[$extras]"
-  case $mode in --full | --long) .venv/bin/pip install --quiet torch==2.13.0 pandas polars ;; esac
+  case $mode in --full | --long) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 pandas polars ;; esac
 }
 
 software_gpu() {  # an adapter in software, where it may be installed: from then on the tests of the GPU fail without one

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import gradloom as gl
 from gradloom import llm
@@ -87,3 +88,17 @@ def test_the_cache_gives_the_logits_of_the_whole_text(pair: tuple[theirs.Case, A
         if end <= 32:  # transformers' longrope goes by the whole text
             continue
         assert np.abs(last - expected[end - 1]).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_an_adapter_of_fused_layers_has_the_modules_of_transformers(tmp_path: Path) -> None:
+    case = theirs.CASES["phi3"]
+    model = llm.load(theirs.write(tmp_path / "model.gguf", case, theirs.model(case)))
+    default, adapter = llm.LoRA(rank=2), llm.LoRA(rank=2, targets="qkv_proj,gate_up_proj,o_proj,down_proj")
+    assert {name.split(".")[2] for name in default.choose(model)} == {"attn_qkv", "attn_output"}
+    adapter.bind(model)
+    adapter.save(tmp_path / "peft")
+    kept = set(safetensors.numpy.load_file(tmp_path / "peft/adapter_model.safetensors"))
+    modules = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in kept}
+    named = {name for name, _ in theirs.model(case).named_modules()}
+    assert len(modules) == 4 * theirs.LAYERS and modules <= named
+    assert set(llm.LoRA.load(tmp_path / "peft", model).a) == set(adapter.a)
