@@ -124,9 +124,9 @@ def layers_for(
 
     who: the function, for messages. blocks: of the model. gpu_layers: number of blocks on the GPU, the last ones; more
     than there are for all; "auto": all that fit into gpu_memory (see as_bytes). With device="cpu" there are none.
-    held: the bytes that programs with such layers, which are planned only, hold on the GPU, or about the least that they
-    can, where they do not fit gpu_memory. head: whether the head may be on the GPU, if it fits.
-    warn: print a deviation from gpu_layers to stderr.
+    held: the bytes that programs with such layers, which are planned only, hold on the GPU; where they do not fit
+    gpu_memory, about the least that they can. head: whether the head may be on the GPU, if it fits. warn: print a
+    deviation from gpu_layers to stderr.
     Raises SettingError for settings out of range, and if the layers do not fit.
     """
     gpu, budget = check_layers(who, gpu_layers, gpu_memory, **options)
@@ -147,7 +147,8 @@ def layers_for(
         assert budget is not None
         count = _most(blocks, budget, bytes_of)
         if not count:
-            warning = f"no block fits into gpu_memory, {show_bytes(budget)}: the last one needs {show_bytes(bytes_of(1, False))}"
+            need = bytes_of(1, False)
+            warning = f"no block fits into gpu_memory, {show_bytes(budget)}: the last one needs {show_bytes(need)}"
     else:
         count = min(int(gpu_layers), blocks)
         if count and budget is not None and (need := bytes_of(count, False)) > budget:

@@ -171,9 +171,9 @@ def planned(job: TuningJob) -> tuple[Tuning, PlannedSource]:
 
 
 def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: int | str | None) -> TuningJob:
-    """The same with the layers that are on a GPU, see layers_for, and with programs that hold at most `gpu_memory` bytes
-    there, nodes computed twice where that is needed. The head is not among the layers where it is the embedding, too,
-    and trains: it has one home. SettingError with about the least bytes where they do not fit."""
+    """The same with the layers that are on a GPU, see layers_for, and with programs that hold at most `gpu_memory`
+    bytes there; nodes are computed twice where that is needed. The head is not among the layers where it is the
+    embedding, too, and trains: it has one home. SettingError with about the least bytes where they do not fit."""
     gpu, budget = check_layers(who, gpu_layers, gpu_memory, trains=True, **job.options)
     arenas: dict[GpuLayers | None, int | None] = {}
 

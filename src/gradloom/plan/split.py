@@ -31,16 +31,17 @@ PlanOf = Callable[[str, Program], tuple[Program, Plan]]
 def make_schedule(
     program: Program, device: Mapping[Node, str], plan_of: PlanOf, ahead: Collection[str] = ()
 ) -> Schedule:
-    """Split, plan and prove. device: of each node, but of leaves that every device has. plan_of: the program
-    of a device, with clones where it needs them (transform/recompute.py), and its proved plan. ahead: the devices that work asynchronously to this thread; their events come first where they
-    may. GraphError for a program that has no order, or whose devices do not fit one another."""
+    """Split, plan and prove. device: of each node, but of leaves that every device has. plan_of: of the program of a
+    device the program to run, which may have clones (transform/recompute.py), and its proved plan. ahead: the devices
+    that work asynchronously to this thread; their events come first where they may. GraphError for a program that has
+    no order, or whose devices do not fit one another."""
     splitter = _Splitter(program, device)
     splitter.run()
     parts, late = dict[str, Part](), dict[str, set[Node]]()
     for name, made in splitter.parts.items():
         cut = Program(tuple(made.nodes), tuple(made.outputs), tuple(made.effects))
         one, plan = plan_of(name, cut)
-        computed = check_recomputed(cut, one)
+        computed = {n: n for n in cut.nodes} if one is cut else check_recomputed(cut, one)
         parts[name] = Part(one, plan, {n: made.origins[old] for n, old in computed.items() if old in made.origins})
         late[name] = {n for n, old in computed.items() if old in made.late}
     events = _events(parts, splitter, late)
