@@ -198,16 +198,20 @@ def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: i
 def _on_gpu(job: TuningJob, gpu: str, budget: int | None) -> tuple[int | None, int]:
     """(the most bytes of the arena of each program with which all that they hold on a GPU fits `budget`, None where it
     fits anyway; the bytes held then), or (None, about the least bytes that they can hold). gpu: its planned name."""
-    arena, others = None, 0
+    arena, before, grown = None, None, 0.0  # grown: bytes that clones take besides the arena, for each that they save
     while True:
         try:
             there = bytes_on(gpu, planned(replace(job, arena=arena))[0].plans)
         except BudgetError as error:
-            return None, max(others + error.least, (budget or 0) + 1)
+            assert before is not None and budget is not None
+            least = before.total - int((1 - grown) * (before.arena - error.least))
+            return None, max(least, budget + 1)
         if budget is None or there.total <= budget or arena == 1:
             return arena, there.total
-        others = there.total - there.arena
-        arena = max(min(there.arena, arena or there.arena) - (there.total - budget), 1)
+        if before is not None and before.arena > there.arena:
+            grown = max(1 - (before.total - there.total) / (before.arena - there.arena), 0.0)
+        excess = int((1 + grown) * (there.total - budget))
+        arena, before = max(min(there.arena, arena or there.arena) - excess, 1), there
 
 
 def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading: int) -> TuningJob:
