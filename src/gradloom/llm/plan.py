@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .packing import TokenData
 
 
+FINE = 64  # of an arena, about the part by which it may be smaller than a budget of a GPU allows
 NEAREST = 3  # settings that an error proposes, at most
 TRIES = 2  # of each kind that are planned, at most
 SHORTEST = 32  # tokens of a context that an error proposes
@@ -197,21 +198,21 @@ def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: i
 
 def _on_gpu(job: TuningJob, gpu: str, budget: int | None) -> tuple[int | None, int]:
     """(the most bytes of the arena of each program with which all that they hold on a GPU fits `budget`, None where it
-    fits anyway; the bytes held then), or (None, about the least bytes that they can hold). gpu: its planned name."""
-    arena, before, grown = None, None, 0.0  # grown: bytes that clones take besides the arena, for each that they save
+    fits anyway; the bytes that they hold then: more than `budget` where the least do not fit). gpu: its planned
+    name."""
+    arena, before, grown, tries, is_least = None, None, 0.0, 0, False
     while True:
         try:
             there = bytes_on(gpu, planned(replace(job, arena=arena))[0].plans)
         except BudgetError as error:
-            assert before is not None and budget is not None
-            least = before.total - int((1 - grown) * (before.arena - error.least))
-            return None, max(least, budget + 1)
-        if budget is None or there.total <= budget or arena == 1:
+            arena, is_least = error.least, True  # of this program, others may need more
+            continue
+        if budget is None or there.total <= budget or is_least:
             return arena, there.total
-        if before is not None and before.arena > there.arena:
+        if before is not None and before.arena > there.arena:  # besides the arena, clones take bytes for their code
             grown = max(1 - (before.total - there.total) / (before.arena - there.arena), 0.0)
-        excess = int((1 + grown) * (there.total - budget))
-        arena, before = max(min(there.arena, arena or there.arena) - excess, 1), there
+        step = max(int((1 + grown) * (there.total - budget)), tries * there.arena // FINE)
+        arena, before, tries = max(min(there.arena, arena or there.arena) - step, 1), there, tries + 1
 
 
 def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading: int) -> TuningJob:
