@@ -126,7 +126,7 @@ class Schedule:
 
     @property
     def recomputed(self) -> dict[str, Recomputed]:
-        """What each device computes twice; the overhead is a share of the time of its part."""
+        """The nodes that each device computes twice; the overhead is a share of the time of its part."""
         return {device: part.plan.recomputed for device, part in self.parts.items()}
 
     @property
