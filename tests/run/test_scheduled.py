@@ -290,7 +290,10 @@ def test_devices_that_work_on_their_own_come_first() -> None:
     made = {name: CpuBackend(switches()) for name in DEVICES}
     for ahead in DEVICES:
         schedule = make_schedule(
-            placed_.program, placed_.device, lambda name, program: plan_for(made[name], program, switches()), [ahead]
+            placed_.program,
+            placed_.device,
+            lambda name, program: (program, plan_for(made[name], program, switches())),
+            [ahead],
         )
         assert schedule.walk[0] == (ahead, Run(0, 3)) and not schedule.transfers
 

@@ -163,10 +163,12 @@ class PlacingOptions(MemoryOptions):
     )
     gpu_memory: int | str | None = option(
         None,
-        'memory of the GPU for gpu_layers="auto": bytes or a text such as "4GiB"',
+        'most bytes that the run may hold on the GPU (`device`, gpu_layers), or a text such as "4GiB": values are '
+        "computed again there where that is needed, which changes no bit (docs/memory.md)",
         Flag(
             PLANNED,
-            "GPU memory for --gpu-layers: bytes, or 4G or 4GiB (of 1024), 4GB (of 1000); K, M, G, T.",
+            "GPU memory for --gpu-layers, of a training also for --device gpu: bytes, or 4G or 4GiB (of 1024), 4GB (of"
+            " 1000); K, M, G, T.",
             Name,
             is_number=True,
         ),

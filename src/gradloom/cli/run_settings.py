@@ -19,7 +19,7 @@ def check_places(
     if layers is not None or gpu_memory is not None:
         from ..llm.gpu_layers import check_layers
 
-        check_layers(who, layers, gpu_memory, device=device)
+        check_layers(who, layers, gpu_memory, trains=who in ("finetune", "plan"), device=device)
     return layers
 
 

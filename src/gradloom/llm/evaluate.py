@@ -26,7 +26,7 @@ from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .data_files import test_file
 from .duration import evaluation_seconds
-from .gpu_layers import GpuLayers, at, check_layers, layers_for, placed_options
+from .gpu_layers import GpuLayers, at, bytes_on, check_layers, layers_for, placed_options
 from .model import model_of
 from .not_finite import not_finite
 
@@ -121,8 +121,9 @@ def evaluate(
         return nll, compile_program(nll, **placed_options(options, layers))
 
     layers, options = layers_for(
-        "evaluate", model.config.layers, gpu_layers, gpu_memory, options, lambda some: [compiled(some, options)[1].plan]
-    )
+        "evaluate", model.config.layers, gpu_layers, gpu_memory, options,
+        lambda some: bytes_on(some.gpu, [compiled(some, options)[1].plan]).total,
+    )  # fmt: skip
     value, run = compiled(layers, options)
     if on_predicted is not None:
         seconds = evaluation_seconds(run.plan, -(-rows // size), options)

@@ -395,7 +395,7 @@ def _check_devices(use: FinetuneOptions, options: Mapping[str, Any]) -> None:
     """SettingError for devices and memory that cannot be used, before anything is read."""
     if options.get("backend") == "numpy":  # computes without a plan
         raise SettingError(setting="device", seen="numpy", need="'cpu', 'gpu' or 'gpu:1'", place="finetune")
-    check_layers("finetune", use.gpu_layers, use.gpu_memory, **options)
+    check_layers("finetune", use.gpu_layers, use.gpu_memory, trains=True, **options)
     check_places("finetune", use.memory, options, use.gpu_layers)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -34,7 +34,7 @@ from ..run.budget import ProcessBudget, check_places
 from ..run.compile import compile as compile_program
 from ..train.arguments import check_names
 from .arguments import adapter_of
-from .gpu_layers import GpuLayers, at, check_layers, layers_for, placed_options
+from .gpu_layers import GpuLayers, at, bytes_on, check_layers, layers_for, placed_options
 from .model import Adapter, Model, model_of
 from .not_finite import not_finite
 from .sampling import Sampling, sample
@@ -89,23 +89,23 @@ class Generator:
         gpu_layers: int | str | None = None,
         gpu_memory: int | str | None = None,
         memory: int | str | None = None,
-        arena_bytes: int | None = None,
+        arena_bytes: int | Mapping[str, int] | None = None,
         **options: Any,
     ) -> None:
         """layers: those that run on a GPU, if they are already chosen; arena_bytes: most that arena and scratch of a
-        program may have, if that is already chosen."""
+        program may have, or of its part on a device, if that is already chosen."""
         config = model.config
         check_places("generate", memory, options, layers, gpu_layers)
         if adapter is not None:
             adapter.bind(model)
 
-        def plans(some: GpuLayers) -> list[Plan | Schedule]:
+        def held(some: GpuLayers) -> int:
             planned = Generator(model, adapter, rows, some, **placed_options(options, some))
             planned.prepare(CHUNK)
-            return planned.plans
+            return bytes_on(some.gpu, planned.plans).total
 
         if layers is None:
-            layers, options = layers_for("generate", config.layers, gpu_layers, gpu_memory, options, plans)
+            layers, options = layers_for("generate", config.layers, gpu_layers, gpu_memory, options, held)
         self.layers, self.options = layers, placed_options(options, layers)
         self.model, self.adapter = model, adapter
         self.rows = config.context_length if rows is None else min(rows, config.context_length)

@@ -76,15 +76,25 @@ def placed_options(options: Mapping[str, Any], layers: GpuLayers | None) -> dict
 
 
 def check_layers(
-    who: str, gpu_layers: int | str | None = None, gpu_memory: int | str | None = None, **options: Any
+    who: str,
+    gpu_layers: int | str | None = None,
+    gpu_memory: int | str | None = None,
+    trains: bool = False,
+    **options: Any,
 ) -> tuple[str, int | None]:
-    """(the GPU, the memory budget of the blocks in bytes). Raises SettingError for invalid settings, before a file is
-    read. options: of gl.compile."""
+    """(the GPU, its memory budget in bytes). Raises SettingError for invalid settings, before a file is read. trains:
+    the program is a training, which may have a budget without gpu_layers as well, alone on a GPU. options: of
+    gl.compile."""
     budget = None if gpu_memory is None else as_bytes("gpu_memory", gpu_memory, who)
     if gpu_layers is None:
-        if gpu_memory is not None:
-            raise SettingError("{gpu_memory} requires {gpu_layers}", gpu_memory=gpu_memory, gpu_layers=..., place=who)
-        return "cpu", None
+        if budget is None:
+            return "cpu", None
+        names = device_names(who, options.get("device"), options.get("backend"), options.get("devices"))
+        if trains and len(names) == 1 and is_device(names[0]):
+            return names[0], budget
+        text = "{gpu_memory} requires {gpu_layers}" + (" or {device} 'gpu'" if trains else "")
+        named = {"gpu_memory": gpu_memory, "gpu_layers": ...} | ({"device": ...} if trains else {})
+        raise SettingError(text, named, place=who)
     if options.get("devices") is not None:
         raise SettingError("{gpu_layers} and {devices} are mutually exclusive", gpu_layers=..., devices=..., place=who)
     (gpu,) = device_names(who, options.get("device"), options.get("backend"), None) or ["gpu"]
@@ -106,7 +116,7 @@ def layers_for(
     gpu_layers: int | str | None,
     gpu_memory: int | str | None,
     options: Mapping[str, Any],
-    plans: Callable[[GpuLayers], Sequence[Plan | Schedule]],
+    held: Callable[[GpuLayers], int],
     head: bool = True,
     warn: bool = True,
 ) -> tuple[GpuLayers | None, dict[str, Any]]:
@@ -114,8 +124,9 @@ def layers_for(
 
     who: the function, for messages. blocks: of the model. gpu_layers: number of blocks on the GPU, the last ones; more
     than there are for all; "auto": all that fit into gpu_memory (see as_bytes). With device="cpu" there are none.
-    plans: returns the plans of the programs with such layers. head: whether the head may be on the GPU, if it fits.
-    warn: print a deviation from gpu_layers to stderr.
+    held: the bytes that programs with such layers, which are planned only, hold on the GPU; where they do not fit
+    gpu_memory, about the least that they can. head: whether the head may be on the GPU, if it fits. warn: print a
+    deviation from gpu_layers to stderr.
     Raises SettingError for settings out of range, and if the layers do not fit.
     """
     gpu, budget = check_layers(who, gpu_layers, gpu_memory, **options)
@@ -123,9 +134,8 @@ def layers_for(
         return None, dict(options)
     rest = {k: v for k, v in options.items() if k not in ("device", "backend")}
 
-    def held(count: int, with_head: bool) -> int:
-        layers = GpuLayers(blocks, count, with_head, gpu).planned()
-        return bytes_on(layers.gpu, plans(layers)).total
+    def bytes_of(count: int, with_head: bool) -> int:
+        return held(GpuLayers(blocks, count, with_head, gpu).planned())
 
     warning = ""
     if gpu == "cpu":
@@ -135,14 +145,13 @@ def layers_for(
         )
     elif gpu_layers == AUTO:
         assert budget is not None
-        count = _most(blocks, budget, held)
+        count = _most(blocks, budget, bytes_of)
         if not count:
-            warning = (
-                f"no block fits into gpu_memory, {show_bytes(budget)}: the last one needs {show_bytes(held(1, False))}"
-            )
+            need = bytes_of(1, False)
+            warning = f"no block fits into gpu_memory, {show_bytes(budget)}: the last one needs {show_bytes(need)}"
     else:
         count = min(int(gpu_layers), blocks)
-        if count and budget is not None and (need := held(count, False)) > budget:
+        if count and budget is not None and (need := bytes_of(count, False)) > budget:
             text = (
                 f"{{gpu_layers}}: {count} of {blocks} blocks take {show_bytes(need)} on {gpu}, and {{gpu_memory}} "
                 f"allows {show_bytes(budget)}; use fewer layers, auto, or more memory"
@@ -154,7 +163,7 @@ def layers_for(
         log.warning("%s: %s", who, warning)
     if not count:
         return None, rest
-    layers = GpuLayers(blocks, count, head and (budget is None or held(count, True) <= budget), gpu)
+    layers = GpuLayers(blocks, count, head and (budget is None or bytes_of(count, True) <= budget), gpu)
     return layers, placed_options(rest, layers)
 
 
@@ -162,12 +171,12 @@ def _is_count(given: Any) -> bool:
     return isinstance(given, Integral) and not isinstance(given, bool) and int(given) >= 0
 
 
-def _most(blocks: int, budget: int, held: Callable[[int, bool], int]) -> int:
+def _most(blocks: int, budget: int, bytes_of: Callable[[int, bool], int]) -> int:
     """The largest number of blocks whose programs fit, without the head."""
     count, beyond = 0, blocks + 1  # fits; does not fit
     while beyond - count > 1:
         middle = (count + beyond) // 2
-        count, beyond = (middle, beyond) if held(middle, False) <= budget else (count, middle)
+        count, beyond = (middle, beyond) if bytes_of(middle, False) <= budget else (count, middle)
     return count
 
 

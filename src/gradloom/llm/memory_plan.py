@@ -42,7 +42,7 @@ class MemoryPlan:
     base           resident memory of the process before the run: Python, libraries, and data of the caller
     reading        peak of resident memory of the process when the data has been read; 0 where no data is read
     recomputed     bytes of the values that the largest step computes again; recompute_overhead: the predicted share of
-                   its time
+                   its time; with layers on a GPU both are of the part there
     available      of this machine (or of the limit that the process lives under), or None where it is not known
     device         where the steps run; on_device: the bytes of all buffers that they hold there, with the arena; None
                    where they compute in this process's memory
@@ -150,7 +150,9 @@ class MemoryPlan:
             ("activations", show_bytes(self.arena) + shared),
         ]
         if self.recomputed:
-            again = f"{show_bytes(self.recomputed)} of them, {self.recompute_overhead:+.1%} of the step's time"
+            where = f"activations on {self.device}" if self.is_split else "them"
+            share = f"time of {self.device}'s part" if self.is_split else "step's time"
+            again = f"{show_bytes(self.recomputed)} of {where}, {self.recompute_overhead:+.1%} of the {share}"
             rows.append(("computed again", again))
         if self.on_device is None or self.is_split:
             rows.append(("scratch", f"{show_bytes(self.scratch)} for each of {self.threads} threads"))

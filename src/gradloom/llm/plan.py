@@ -37,7 +37,7 @@ from ..train.loop import copied_bytes
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
 from .duration import duration_of
-from .gpu_layers import PLANNED, check_layers, layers_for
+from .gpu_layers import PLANNED, GpuLayers, bytes_on, check_layers, layers_for
 from .lora import LoRA, TrainedTensors
 from .memory_plan import FEWER_TRAINED, MemoryPlan
 from .model import Adapter, Model, model_of
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .packing import TokenData
 
 
+FINE = 64  # of an arena, about the part by which it may be smaller than a budget of a GPU allows
 NEAREST = 3  # settings that an error proposes, at most
 TRIES = 2  # of each kind that are planned, at most
 SHORTEST = 32  # tokens of a context that an error proposes
@@ -81,7 +82,7 @@ def plan(
     refuse_settings(settings, "plan", ("on_epoch", "on_progress", "backend"))
     use, more = taken(PlacingOptions, settings)
     asked, ranks, exchange, options = split_arguments(more, plan)
-    check_layers("plan", use.gpu_layers, use.gpu_memory, **options)
+    check_layers("plan", use.gpu_layers, use.gpu_memory, trains=True, **options)
     check_places("plan", use.memory, options, use.gpu_layers)
     model = model_of(model, "plan")
     trained = asked.adapter(adapter_of(adapter, model, "finetune"))
@@ -171,15 +172,47 @@ def planned(job: TuningJob) -> tuple[Tuning, PlannedSource]:
 
 
 def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: int | str | None) -> TuningJob:
-    """The same with the layers that are on a GPU; see layers_for. The head is not among them where it is the embedding,
-    too, and trains: it has one home."""
+    """The same with the layers that are on a GPU, see layers_for, and with programs that hold at most `gpu_memory`
+    bytes there; nodes are computed twice where that is needed. The head is not among the layers where it is the
+    embedding, too, and trains: it has one home. SettingError with about the least bytes where they do not fit."""
+    gpu, budget = check_layers(who, gpu_layers, gpu_memory, trains=True, **job.options)
+    arenas: dict[GpuLayers | None, int | None] = {}
+
+    def held(layers: GpuLayers | None, there: str) -> int:
+        arenas[layers], bytes = _on_gpu(replace(job, layers=layers), there, budget)
+        return bytes
+
+    if gpu_layers is None:
+        if budget is not None and (need := held(None, PLANNED + gpu)) > budget:
+            need_text = f"at least about {show_bytes(need)}"
+            raise SettingError(setting="gpu_memory", seen=gpu_memory, need=need_text, place=who)
+        return replace(job, arena=arenas.get(None))
     trains_head = job.model.tied and isinstance(job.adapter, TrainedTensors)
     layers, options = layers_for(
-        who, job.model.config.layers, gpu_layers, gpu_memory, job.options,
-        lambda some: planned(replace(job, layers=some))[0].plans,
+        who, job.model.config.layers, gpu_layers, gpu_memory, job.options, lambda some: held(some, some.gpu),
         head=not trains_head, warn=is_root(job.ranks),
     )  # fmt: skip
-    return replace(job, layers=layers, options=options)
+    arena = None if layers is None else arenas.get(layers.planned())
+    return replace(job, layers=layers, options=options, arena=arena)
+
+
+def _on_gpu(job: TuningJob, gpu: str, budget: int | None) -> tuple[int | None, int]:
+    """(the most bytes of the arena of each program with which all that they hold on a GPU fits `budget`, None where it
+    fits anyway; the bytes that they hold then: more than `budget` where the least do not fit). gpu: its planned
+    name."""
+    arena, before, grown, tries, is_least = None, None, 0.0, 0, False
+    while True:
+        try:
+            there = bytes_on(gpu, planned(replace(job, arena=arena))[0].plans)
+        except BudgetError as error:
+            arena, is_least = error.least, True  # of this program, others may need more
+            continue
+        if budget is None or there.total <= budget or is_least:
+            return arena, there.total
+        if before is not None and before.arena > there.arena:  # besides the arena, clones take bytes for their code
+            grown = max(1 - (before.total - there.total) / (before.arena - there.arena), 0.0)
+        step = max(int((1 + grown) * (there.total - budget)), tries * there.arena // FINE)
+        arena, before, tries = max(min(there.arena, arena or there.arena) - step, 1), there, tries + 1
 
 
 def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading: int) -> TuningJob:
@@ -284,6 +317,8 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
     plans = [_here(p) for p in every if not (isinstance(p, Plan) and is_device(computing(p.device)))]
     plans = plans or [_here(p) for p in every]
     largest = max(plans, key=lambda p: p.peak_bytes)
+    parts = [part.plan for p in split for name, part in p.parts.items() if is_device(computing(name))]
+    recomputed = max(parts or plans, key=lambda p: p.peak_bytes).recomputed
     trained = {p.stored for p in tuning.adapter.parameters().values()}
     state = {p.stored for arrays in trainer.state.values() for p in arrays.values()}
     exchanges = trainer.driver.exchanges
@@ -313,8 +348,8 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
         unshared=largest.placement.unshared_bytes,
         steps=len(largest.order.steps),
         available=None if there is None else there.available,
-        recomputed=largest.recomputed.bytes,
-        recompute_overhead=round(largest.recomputed.overhead, 4),
+        recomputed=recomputed.bytes,
+        recompute_overhead=round(recomputed.overhead, 4),
         device=computing(device),
         on_device=held,
         layers=layers,

@@ -157,7 +157,8 @@ class TuningJob:
 
     rows, val_rows: rows that train, and that each evaluation reads; all_rows: rows of the data; context: tokens
     of each. saver: of a run that may be resumed, which then has the micro-batches that it had. options: of gl.compile.
-    layers: those that run on a GPU. arena: most bytes of the arena and scratch of each program. kept: copies of the
+    layers: those that run on a GPU. arena: most bytes of the arena and scratch of each program, with layers of its part
+    on the GPU. kept: copies of the
     trained arrays that callbacks hold at once.
     """
 
@@ -229,7 +230,8 @@ class Tuning:
         if settings.state_bits != FULL_BITS and not any(is_coded(p.stored.each) for p in self.trained().values()):
             text = f"{{state_bits}} requires a parameter of {LEAST_SIZE} elements or more that trains; leave it out"
             raise SettingError(text, state_bits=settings.state_bits, place="finetune")
-        self.sampler = settings.sampler(model, adapter, layers=layers, **options, arena_bytes=job.arena)
+        limit = job.arena if job.arena is None or layers is None else {layers.gpu: job.arena}
+        self.sampler = settings.sampler(model, adapter, layers=layers, **options, arena_bytes=limit)
         every = as_interval("sample_every", settings.sample_every, "steps", "epochs", place="finetune")
         self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
         self.trainer = Trainer(
@@ -237,7 +239,7 @@ class Tuning:
             accumulate=-(-self.batch_size // self.micro_batch_size), communicator=job.ranks, exchange=job.exchange,
             **values_of(settings, StepOptions), **options,
         )  # fmt: skip
-        self.trainer.options["memory"] = job.arena
+        self.trainer.options["memory"] = limit
 
     def trained(self) -> dict[str, Parameter]:
         """Parameters that the steps change: the adapter's without those that `freeze` names."""

@@ -1,10 +1,11 @@
 """The proof of a schedule: it shares no code with what split the program, planned the parts or ordered the events.
 
-Every node of the placed program is computed once, on its device, from the values that the graph names. Each part's
-bytecode is proved by plan/check.py. Events are held against happens-before: the order of each device, a send before its
-wait, Commit of all devices before later events on any. Under it no instruction reads a transfer's bytes before the
-wait, none is sent before it is computed, and a sent value is not overwritten in this step; no stored array is written
-before every guard, and everything else that is no consequence of an update, has run on every device.
+Every node of the placed program is computed on its device, from the values that the graph names: once, or several
+times if it writes nothing, stops no run and follows no other node. Each part's bytecode is proved by plan/check.py.
+Events are held against happens-before: the order of each device, a send before its wait, Commit of all devices before
+later events on any. Under it no instruction reads a transfer's bytes before the wait, none is sent before it is
+computed, and a sent value is not overwritten in this step; no stored array is written before every guard, and
+everything else that is no consequence of an update, has run on every device.
 """
 
 from __future__ import annotations
@@ -101,12 +102,14 @@ def _origins(part: Part) -> dict[Node, Node]:
 
 
 def _check_whole(schedule: Schedule, values: Mapping[str, Mapping[Value, Value]]) -> None:
-    """Every node once; the caller's outputs; the updates; each array that is written on one device."""
+    """Every node on one device, and once unless that makes no difference; the caller's outputs; the updates; each array
+    that is written on one device."""
     ran: dict[Node, str] = {}
     sent = {t.copy for t in schedule.transfers}
     for device, part in schedule.parts.items():
         for origin in part.origins.values():
-            if origin in ran:
+            once = origin.op.updates or origin.op.guard or origin.after
+            if origin in ran and (once or ran[origin] != device):
                 raise PlanError(f"schedule: {_name(origin)} runs on {ran[origin]} and again on {device}")
             ran[origin] = device
     for node in schedule.program.nodes:

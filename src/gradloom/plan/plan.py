@@ -41,6 +41,11 @@ class Recomputed(NamedTuple):
     bytes: int = 0
     overhead: float = 0.0
 
+    def shown(self) -> str:
+        """For the end of a line; empty where nothing is computed twice."""
+        text = f"; {self.nodes} nodes computed twice, {show_bytes(self.bytes)}, {self.overhead:+.1%} time"
+        return text if self.nodes else ""
+
 
 NOT_RECOMPUTED = Recomputed()
 
@@ -81,13 +86,11 @@ class Plan:
 
     def summary(self) -> str:
         ratio = self.peak_bytes / self.lower_bound_bytes if self.lower_bound_bytes else 1.0
-        twice = self.recomputed
-        again = f"; {twice.nodes} nodes computed twice, {show_bytes(twice.bytes)}, {twice.overhead:+.1%} time"
         return (
             f"{len(self.order.steps)} steps; peak {show_bytes(self.peak_bytes)}, lower bound "
             f"{show_bytes(self.lower_bound_bytes)} (x{ratio:.3f}), unshared {show_bytes(self.unshared_bytes)}; "
             f"{len(self.placement.inplace)} in place; parameters and state {show_bytes(self.stored_bytes)}"
-            f"{again if twice.nodes else ''}"
+            f"{self.recomputed.shown()}"
         )
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from ..base.html import html_text
 from ..base.memory import show_bytes
 from ..graph.value import Node, describe
 from ..transform.program import Program
-from .plan import Plan
+from .plan import Plan, Recomputed
 
 
 class Run(NamedTuple):
@@ -55,8 +55,8 @@ Event = Run | Send | Wait | Commit
 
 @dataclass(frozen=True)
 class Part:
-    """The program of one device. origins: of each node the node of the placed program that it stands for; leaves stand
-    for themselves, the leaf of a transfer and a copy that makes a transfer's bytes dense for none."""
+    """The program of one device. origins: of each node, clones included, the node of the placed program that it stands
+    for; leaves stand for themselves, the leaf of a transfer and a copy that makes a transfer's bytes dense for none."""
 
     program: Program
     plan: Plan
@@ -125,6 +125,11 @@ class Schedule:
         return self._sum("stored_bytes")
 
     @property
+    def recomputed(self) -> dict[str, Recomputed]:
+        """The nodes that each device computes twice; the overhead is a share of the time of its part."""
+        return {device: part.plan.recomputed for device, part in self.parts.items()}
+
+    @property
     def transfer_bytes(self) -> int:
         """Bytes that a step moves between devices."""
         return sum(t.bytes for t in self.transfers)
@@ -140,7 +145,7 @@ class Schedule:
     def summary(self) -> str:
         parts = [
             f"{device}: {len(part.plan.order.steps)} steps, peak {show_bytes(part.plan.peak_bytes)}, "
-            f"parameters and state {show_bytes(part.plan.stored_bytes)}"
+            f"parameters and state {show_bytes(part.plan.stored_bytes)}{part.plan.recomputed.shown()}"
             for device, part in self.parts.items()
         ]
         copies = "1 copy" if len(self.transfers) == 1 else f"{len(self.transfers)} copies"

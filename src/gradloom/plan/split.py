@@ -19,27 +19,32 @@ from ..graph.graph import storage_leaf, update_target, view_base
 from ..graph.opspec import REGISTRY
 from ..graph.value import Node, Value
 from ..transform.program import Program, copy_node
+from ..transform.recompute import check_recomputed
 from .check_schedule import check_schedule
 from .order import kernel_order
 from .plan import Plan
 from .schedule import Commit, Event, Part, Run, Schedule, Send, Transfer, Wait, counterparts
 
-PlanOf = Callable[[str, Program], Plan]
+PlanOf = Callable[[str, Program], tuple[Program, Plan]]
 
 
 def make_schedule(
     program: Program, device: Mapping[Node, str], plan_of: PlanOf, ahead: Collection[str] = ()
 ) -> Schedule:
-    """Split, plan and prove. device: of each node, but of leaves that every device has. plan_of: plans and proves the
-    program of a device. ahead: the devices that work asynchronously to this thread; their events come first where they
-    may. GraphError for a program that has no order, or whose devices do not fit one another."""
+    """Split, plan and prove. device: of each node, but of leaves that every device has. plan_of: of the program of a
+    device the program to run, which may have clones (transform/recompute.py), and its proved plan. ahead: the devices
+    that work asynchronously to this thread; their events come first where they may. GraphError for a program that has
+    no order, or whose devices do not fit one another."""
     splitter = _Splitter(program, device)
     splitter.run()
-    parts = {}
+    parts, late = dict[str, Part](), dict[str, set[Node]]()
     for name, made in splitter.parts.items():
-        one = Program(tuple(made.nodes), tuple(made.outputs), tuple(made.effects))
-        parts[name] = Part(one, plan_of(name, one), made.origins)
-    events = _events(parts, splitter)
+        cut = Program(tuple(made.nodes), tuple(made.outputs), tuple(made.effects))
+        one, plan = plan_of(name, cut)
+        computed = {n: n for n in cut.nodes} if one is cut else check_recomputed(cut, one)
+        parts[name] = Part(one, plan, {n: made.origins[old] for n, old in computed.items() if old in made.origins})
+        late[name] = {n for n, old in computed.items() if old in made.late}
+    events = _events(parts, splitter, late)
     walk = _walk(events, ahead)
     schedule = Schedule(program, dict(device), parts, tuple(splitter.transfers), events, walk, tuple(splitter.outputs))
     check_schedule(schedule)
@@ -193,8 +198,11 @@ class _Splitter:
 # ---- the order of events --------------------------------------------------------------------------------------
 
 
-def _events(parts: Mapping[str, Part], splitter: _Splitter) -> dict[str, tuple[Event, ...]]:
-    """Of each device: sends as early, waits as late as they may be."""
+def _events(
+    parts: Mapping[str, Part], splitter: _Splitter, late: Mapping[str, Collection[Node]]
+) -> dict[str, tuple[Event, ...]]:
+    """Of each device: sends as early, waits as late as they may be. late: of its program, updates and what depends on
+    those of any device."""
     events: dict[str, tuple[Event, ...]] = {}
     for name, part in parts.items():
         laid, steps = part.plan.laid, part.plan.order.steps
@@ -213,7 +221,7 @@ def _events(parts: Mapping[str, Part], splitter: _Splitter) -> dict[str, tuple[E
             if one.destination == name:
                 made.append((first.get(keys[one.key], len(steps)), 2, Wait(k)))
         if splitter.updates:
-            made.append((_commit(part, splitter.parts[name].late), 1, Commit()))
+            made.append((_commit(part, late[name]), 1, Commit()))
         made.sort(key=lambda m: m[:2])
         listed: list[Event] = []
         done = 0

@@ -9,16 +9,15 @@ from typing import Any
 
 from ..base.arguments import what_is
 from ..base.collector import paused
-from ..base.errors import BackendError, BudgetError, DTypeError, GraphError, SettingError
+from ..base.errors import BackendError, DTypeError, GraphError, SettingError
 from ..base.habits import hinted
-from ..base.memory import as_bytes, show_bytes
+from ..base.memory import as_bytes
 from ..base.settings import Switches, switches
 from ..base.terminal import to_stderr
 from ..graph.graph import check_graph, check_updates
 from ..graph.scope import device_name
 from ..graph.value import Node, Value, builds_graphs, describe
-from ..plan.plan import Plan
-from ..plan.recomputed import Budget, PlanOf
+from ..plan.recomputed import Budget
 from ..transform.choose import check_explicit_devices, explicit_devices, without_devices
 from ..transform.passes import passes, rewrite, rounded
 from ..transform.place import place
@@ -27,7 +26,7 @@ from .backend import Backend, Buffer, check_effect, has_kernel, named, plan_for
 from .backend import backend as backend_of
 from .cost import TYPICAL, node_seconds
 from .executable import Executable
-from .scheduled import scheduled
+from .scheduled import plan_within, scheduled
 
 
 @paused()
@@ -51,7 +50,7 @@ def compile(
     debug: int | None = None,
     check: int | None = None,
     arena: Buffer | None = None,
-    memory: int | str | None = None,
+    memory: int | str | Mapping[str, int | str] | None = None,
 ) -> Any:
     """Plan, prove and load a program.
 
@@ -64,10 +63,12 @@ def compile(
     memory (Backend.allocate), so that the program does not wait for all others; it must share no array that is
     written. memory: bytes, or a text such as "512MiB", that run.plan.peak_bytes (the arena, and the scratch of all
     threads) may have at most: nodes are computed twice where that is needed, which changes no bit
-    (docs/memory.md). The rest are the switches of gradloom.base.settings.
+    (docs/memory.md); with devices= the same for each, {"gpu": "2GiB", "cpu": "4GiB"}: for the arena and the scratch of
+    its part, with no limit on those that are not named. The rest are the switches of gradloom.base.settings.
     Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan, with devices= the proved
     schedule: the device of each node, the bytes of each device, the copies between them.
-    Raises GraphError, ShapeError for graphs that cannot be built, BackendError for those that cannot run here.
+    Raises GraphError, ShapeError for graphs that cannot be built, BackendError for those that cannot run here,
+    BudgetError, with the least bytes, for a memory budget that cannot be met.
     """
     values = _checked_values(outputs, updates)
     chosen = switches(
@@ -86,31 +87,24 @@ def compile(
     places = device_names("compile", device, backend, devices)
     if not places:
         places = list(dict.fromkeys(["cpu", *explicit_devices(program.nodes)]))
-    check_effect("compile", places, {"isa": isa, "flush": flush, "memory": memory})
+    check_effect("compile", places, {"isa": isa, "flush": flush})
+    budgets = _budgets(memory, places)
     if devices is not None:
         check_explicit_devices(program.nodes, places)
     made = {name: backend_of(name, chosen) for name in places}
-    budget = None if memory is None else as_bytes("memory", memory, "compile")
     check_updates(program.nodes)
     if len(made) > 1:
         if arena is not None:
             text = "{arena} and several {devices} are mutually exclusive"
             raise SettingError(text, arena=..., devices=..., place="compile")
-        if budget is not None:
-            text = "{memory} and several {devices} are mutually exclusive"
-            raise SettingError(text, memory=memory, devices=..., place="compile")
-        return _compile_on(made, program, chosen)
-    (one,), program = made.values(), without_devices(program)
+        return _compile_on(made, program, chosen, budgets)
+    ((name, one),), program = made.items(), without_devices(program)
     if not one.planned:
         return one.load(rounded(program, chosen.precision), None)
     observer = PassObserver(program, chosen)
     program = rewrite(program, chosen.fuse, observer, lambda node: has_kernel(one, node), chosen.precision)
     check_graph(program.nodes)
-    if budget is None:
-        planned = program, plan_for(one, program, chosen)
-    else:
-        planned = plan_within(budget, program, lambda made: plan_for(one, made, chosen))
-    loaded = one.load(*planned, arena)
+    loaded = one.load(*plan_within(budgets.get(name), one, program, chosen), arena)
     loaded.effects = program.effects if observer.effects is None else observer.effects
     return loaded
 
@@ -144,20 +138,6 @@ def _checked_values(outputs: Value | Sequence[Value], updates: Sequence[Value]) 
                 "update ops (sgd, adamw, accumulate, zero, assign)"
             )
     return values
-
-
-def plan_within(budget: int, program: Program, plan_of: PlanOf) -> tuple[Program, Plan]:
-    """The program, with clones where it needs them, and its plan of at most `budget` bytes, which do not depend on the
-    speed of this machine. BudgetError where there is none."""
-    plans = Budget(program, plan_of, lambda node: node_seconds(node, TYPICAL))
-    found = plans.within(budget)
-    if found is None:
-        least = plans.smallest[1].peak_bytes
-        need = f"at least {least} bytes ({show_bytes(least)}), for the arena and scratch of this program"
-        error = BudgetError(setting="memory", seen=show_bytes(budget), need=need, place="compile")
-        error.least = least
-        raise error
-    return found
 
 
 def memory_curve(run: Any) -> list[tuple[int, float]]:
@@ -209,7 +189,29 @@ class PassObserver:
             to_stderr(f"after {name}:\n{program}")
 
 
-def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches) -> Any:
+def _budgets(memory: object, places: Sequence[str]) -> dict[str, int]:
+    """The memory budget in bytes of each of these devices that has one. SettingError for a number with several devices,
+    for a device that is none of them, and where a budget has no effect."""
+    if memory is None:
+        return {}
+    if isinstance(memory, Mapping):
+        named = {device_name("compile", name): limit for name, limit in memory.items()}
+    elif len(places) > 1:
+        need = f"a budget for each device, such as {{{places[0]!r}: '2GiB'}}"
+        raise SettingError(setting="memory", seen=memory, need=need, place="compile")
+    else:
+        named = {device_name("compile", places[0]): memory}
+    known = {device_name("compile", name): name for name in places}
+    for name in named:
+        if name not in known:
+            text = f"{{memory}} names {name!r}; the devices of this program are {', '.join(map(repr, known))}"
+            raise SettingError(text, memory=memory, place="compile")
+    found = {known[name]: as_bytes("memory", limit, "compile") for name, limit in named.items()}
+    check_effect("compile", [*found], {"memory": memory})
+    return found
+
+
+def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches, budgets: Mapping[str, int]) -> Any:
     """Place a program on several devices, schedule, prove and load it; on one of them where it uses no other."""
     observer = PassObserver(program, chosen)
     on_one = without_devices(program)
@@ -227,10 +229,10 @@ def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches)
     loaded: Executable
     if len(used) < 2:
         name = used[0] if used else next(iter(made))
-        plan = replace(plan_for(made[name], placed.program, chosen), device=name)
-        loaded = made[name].load(placed.program, plan)
+        program, plan = plan_within(budgets.get(name), made[name], placed.program, chosen, name)
+        loaded = made[name].load(program, replace(plan, device=name))
     else:
-        loaded = scheduled(placed, made, chosen)
+        loaded = scheduled(placed, made, chosen, budgets)
     loaded.effects = on_one.effects
     return loaded
 

@@ -13,38 +13,69 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import BackendError, GuardTripped, IndexOutOfRange, NotFinite
+from ..base.errors import BackendError, BudgetError, GuardTripped, IndexOutOfRange, NotFinite
 from ..base.interrupts import postponed
+from ..base.memory import show_bytes
 from ..base.settings import Switches
 from ..plan.bytecode import NODE_MASK
+from ..plan.plan import Plan
+from ..plan.recomputed import Budget
 from ..plan.schedule import Commit, Run, Schedule, Send, counterparts
 from ..plan.split import make_schedule
 from ..transform.place import Placed
+from ..transform.program import Program
 from .backend import Backend, is_device, plan_for
+from .cost import TYPICAL, node_seconds
 from .executable import Executable
 from .null_backend import NullBackend, NullExecutable
 from .planned import STOP_REQUESTED, PlannedExecutable
 from .queue import Failure, Fetched, Interrupted, Queue, StepFailed
 
+NO_BUDGETS: Mapping[str, int] = {}
 END, COMMIT = "end", "commit"  # fetched values other than transfers, which are numbers
 
 
-def schedule_for(placed: Placed, backends: Mapping[str, Backend], switches: Switches) -> Schedule:
+def plan_within(
+    budget: int | None, chosen: Backend, program: Program, switches: Switches, device: str = ""
+) -> tuple[Program, Plan]:
+    """The program, with clones where it needs them, and its proved plan of at most `budget` bytes of arena and scratch,
+    None: of any number. The choice does not depend on the speed of this machine. BudgetError where there is none;
+    device: of a part of a program, for the message."""
+    if budget is None:
+        return program, plan_for(chosen, program, switches)
+    plans = Budget(program, lambda made: plan_for(chosen, made, switches), lambda node: node_seconds(node, TYPICAL))
+    found = plans.within(budget)
+    if found is None:
+        least = plans.smallest[1].peak_bytes
+        where = f"part of the program on {device!r}" if device else "program"
+        need = f"at least {least} bytes ({show_bytes(least)}), for the arena and scratch of this {where}"
+        error = BudgetError(setting="memory", seen=show_bytes(budget), need=need, place="compile")
+        error.least = least
+        raise error
+    return found
+
+
+def schedule_for(
+    placed: Placed, backends: Mapping[str, Backend], switches: Switches, budgets: Mapping[str, int] = NO_BUDGETS
+) -> Schedule:
     """Plan and prove a placed program for several devices. backends: who computes, by the names that it is placed on.
+    budgets: most bytes of arena and scratch, of devices that have a limit. BudgetError where that is too little,
     BackendError where one cannot run a part of a program, or has no kernel for a node."""
     if whole := [name for name, one in backends.items() if not one.planned]:
         raise BackendError(f"devices: {whole[0]!r} runs whole programs; need devices such as 'gpu' and 'cpu'")
     return make_schedule(
         placed.program,
         placed.device,
-        lambda name, program: plan_for(backends[name], program, switches),
+        lambda name, program: plan_within(budgets.get(name), backends[name], program, switches, name),
         [name for name in backends if is_device(name)],
     )
 
 
-def scheduled(placed: Placed, backends: Mapping[str, Backend], switches: Switches) -> Executable:
+def scheduled(
+    placed: Placed, backends: Mapping[str, Backend], switches: Switches, budgets: Mapping[str, int] = NO_BUDGETS
+) -> Executable:
     """The same, loaded: each part on its device. Where the backends only plan, nothing is."""
-    schedule = schedule_for(placed, backends, switches)
+    schedule = schedule_for(placed, backends, switches, budgets)
     if all(isinstance(one, NullBackend) for one in backends.values()):
         return NullExecutable(schedule.program, schedule, switches)
     parts = {}

@@ -60,9 +60,10 @@ def recompute(program: Program, until: Mapping[Node, int]) -> Program:
     return made
 
 
-def check_recomputed(program: Program, made: Program) -> None:
+def check_recomputed(program: Program, made: Program) -> dict[Node, Node]:
     """GraphError unless `made` computes what `program` computes: each of its nodes is a node of the program by op,
     attributes and, traced back, inputs; what may not be computed twice is there once; outputs and effects are the same.
+    Returns of each node of `made` the node of the program that it computes.
 
     This is the proof of the pass: it looks at the result alone."""
     known: dict[Hashable, Node] = {}
@@ -70,6 +71,7 @@ def check_recomputed(program: Program, made: Program) -> None:
         known.setdefault(_key(node, node.inputs, node.after), node)
     origin: dict[Value, Value] = {}
     count: Counter[Node] = Counter()
+    computed: dict[Node, Node] = {}
     for node in made.nodes:
         inputs = [None if v is None else origin.get(v) for v in node.inputs]
         after = [origin[b.outputs[0]].node for b in node.after]
@@ -79,10 +81,12 @@ def check_recomputed(program: Program, made: Program) -> None:
         count[old] += 1
         if count[old] > 1 and not may_recompute(old):
             raise GraphError(f"recompute: {node.op.name} {node.label} is there twice; it may be carried out once only")
+        computed[node] = old
         origin.update(zip(node.outputs, old.outputs, strict=True))
     for before, after_ in ((program.outputs, made.outputs), (program.effects, made.effects)):
         if not same_values(before, [origin.get(v) for v in after_]):
             raise GraphError("recompute: outputs or updates are not those of the program")
+    return computed
 
 
 def _key(node: Node, inputs: Sequence[Value | None], after: Sequence[Node]) -> Hashable:
