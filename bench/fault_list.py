@@ -167,11 +167,10 @@ FAULTS = (
     Fault(
         "transform/recompute.py",
         "        placed[copy] = None\n",
+        "        placed[copy] = None\n"
         "        for one in sorted(found, key=place.__getitem__):\n"
-        "            placed[clones[one.outputs[0]].node] = placed.pop(clones[one.outputs[0]].node)\n"
-        "        placed[copy] = None\n",
+        "            placed[clones[one.outputs[0]].node] = placed.pop(clones[one.outputs[0]].node)\n",
     ),
-    Fault("transform/recompute.py", "if node.op.view is not None and node.inputs[0] in clones:", "if False:"),
     Fault(
         "transform/recompute.py",
         "if node.op.view is not None and node.inputs[0] in clones:",

@@ -62,13 +62,6 @@ def test_fewer_rows_at_once_where_that_is_needed(folder: Path) -> None:
         assert (folder / "same.gguf").read_bytes() == trained
 
 
-def test_a_refusal_proposes_what_a_resumed_run_can_change(folder: Path) -> None:
-    first = finetune(folder, "stopped.gguf", "--run", "run", "--stop-after", "0.01s")
-    assert first.get("interrupted") or "error" in first, first
-    again = finetune(folder, "stopped.gguf", "--run", "run", "--resume", "--memory", "64MiB")
-    assert "or fewer threads: a resumed run keeps its rows" in again["error"], again
-
-
 @pytest.mark.parametrize("given", ["few", -1, 0, "0"])
 def test_budgets_that_are_no_bytes(folder: Path, given: object) -> None:
     with pytest.raises(SettingError, match="memory"):

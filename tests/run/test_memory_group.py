@@ -25,8 +25,8 @@ from tests.run.test_budget import ENV, least_of
 MIB = 1 << 20
 SLACK = 8 * MIB
 SHAPE = {"layers": 12, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 512, "vocab": 1024}
-FIT = ("fit", "t.csv", "--epochs", "2", "--batch-size", "2048", "--micro-batch-size", "2048", "--val-split", "0.1")
-FIT += ("--hidden", ",".join(["128"] * 20), "--ensemble", "1", "--dropout", "0", "--overwrite", "--out", "fitted")
+FIT = ("fit", "t.csv", "--epochs", "2", "--batch-size", "4000", "--micro-batch-size", "4000", "--val-split", "0.1")
+FIT += ("--hidden", ",".join(["128"] * 24), "--ensemble", "1", "--dropout", "0", "--overwrite", "--out", "fitted")
 FINETUNE = ("finetune", "model.gguf", "text.txt", "--steps", "2", "--batch-size", "8", "--micro-batch-size", "8")
 FINETUNE += ("--context", "256", "--val-split", "0", "--overwrite", "--out", "tuned.gguf")
 
@@ -86,7 +86,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("group")
     write_random(folder / "model.gguf", kind="q8_0", **SHAPE)
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 600)
-    x = np.random.default_rng(0).standard_normal((4000, 8)).round(3)
+    x = np.random.default_rng(0).standard_normal((6000, 8)).round(3)
     rows = [",".join(map(str, [*row, "yes" if row[0] + row[1] > 0 else "no"])) for row in x]
     (folder / "t.csv").write_text("\n".join([",".join("abcdefghy"), *rows]))
     return folder
