@@ -180,7 +180,6 @@ FAULTS = (
     Fault("transform/recompute.py", "return node.op.name, id(node.attrs), leaf,", "return node.op.name, leaf,"),
     Fault("transform/recompute.py", "leaf, tuple(map(id, inputs)), tuple", "leaf, tuple"),
     Fault("transform/recompute.py", "tuple(map(id, after)), len(node.outputs)", "len(node.outputs)"),
-    Fault("transform/recompute.py", "leaf = id(node) if node.op.leaf else 0", "leaf = 0"),
     Fault("transform/recompute.py", "if count[old] > 1 and", "if count[old] > 2 and"),
     Fault(
         "transform/recompute.py",
