@@ -19,6 +19,8 @@ FIRST = {
     "ops/rope": "ops/test_functions.py graph/test_numbers.py", "graph/grad": "graph/test_grad.py",
     "graph/stored": "graph/test_graph.py run/test_aliasing.py",
     "plan": "plan/test_order.py plan/test_properties.py plan/test_check.py", "plan/check": "plan/test_check.py",
+    "plan/recomputed": "plan/test_recomputed.py", "transform/recompute": "plan/test_recomputed.py",
+    "run/compile": "plan/test_recomputed.py run/test_compile.py",
     "plan/split": "plan/test_check_schedule.py plan/test_placements.py", "transform": "transform/test_passes.py",
     "optim": "optim/test_schedules.py optim/test_groups.py optim/test_step_counts.py optim/test_weight_decay.py",
     "optim/average": "train/test_average.py train/test_averaged_weights.py",
@@ -130,6 +132,128 @@ FAULTS = (
         "dict.fromkeys((*program.outputs, *program.effects), 2)",
         "dict.fromkeys(program.effects, 2)",
     ),
+    # ---- values that are computed again ----
+    Fault(
+        "transform/recompute.py", "node.op.leaf or node.op.updates or node.op.guard", "node.op.leaf or node.op.guard"
+    ),
+    Fault("transform/recompute.py", "node.op.updates or node.op.guard or node.after", "node.op.updates or node.after"),
+    Fault("transform/recompute.py", "node.op.guard or node.after)", "node.op.guard)"),
+    Fault("transform/recompute.py", "if v is not None and v not in clones]", "if v is not None]"),
+    Fault(
+        "transform/recompute.py",
+        "until.get(view_base(v).node, position) < position",
+        "until.get(v.node, position) < position",
+    ),
+    Fault("transform/recompute.py", "node, position) < position", "node, position) + 1 < position"),
+    Fault("transform/recompute.py", "clones.get(v, new.get(v, v))", "new.get(v, v)"),
+    Fault("transform/recompute.py", "todo += missing(one, position)", "pass"),
+    Fault(
+        "transform/recompute.py",
+        "sorted(found, key=place.__getitem__)",
+        "sorted(found, key=place.__getitem__, reverse=True)",
+    ),
+    Fault(
+        "transform/recompute.py", "clone = one.with_inputs(read(one), ())", "clone = one.with_inputs(one.inputs, ())"
+    ),
+    Fault(
+        "transform/recompute.py",
+        "clone = one.with_inputs(read(one), ())",
+        "clone = one.op.node(read(one), dict(one.attrs) | ({one.op.stream: 77} if one.op.stream else {}), one.name)",
+    ),
+    Fault("transform/recompute.py", "placed[clone] = None", "pass"),
+    Fault(
+        "transform/recompute.py", "zip(one.outputs, clone.outputs, strict=True)", "zip(one.outputs[:1], clone.outputs)"
+    ),
+    Fault(
+        "transform/recompute.py",
+        "        placed[copy] = None\n",
+        "        placed[copy] = None\n"
+        "        for one in sorted(found, key=place.__getitem__):\n"
+        "            placed[clones[one.outputs[0]].node] = placed.pop(clones[one.outputs[0]].node)\n",
+    ),
+    Fault(
+        "transform/recompute.py",
+        "if node.op.view is not None and node.inputs[0] in clones:",
+        "if node.inputs and node.inputs[0] in clones:",
+    ),
+    Fault("transform/recompute.py", "    check_recomputed(program, made)\n", ""),
+    Fault("transform/recompute.py", "return node.op.name, id(node.attrs), leaf,", "return node.op.name, leaf,"),
+    Fault("transform/recompute.py", "leaf, tuple(map(id, inputs)), tuple", "leaf, tuple"),
+    Fault("transform/recompute.py", "tuple(map(id, after)), len(node.outputs)", "len(node.outputs)"),
+    Fault("transform/recompute.py", "if count[old] > 1 and", "if count[old] > 2 and"),
+    Fault(
+        "transform/recompute.py",
+        "((program.outputs, made.outputs), (program.effects, made.effects))",
+        "((program.outputs, made.outputs),)",
+    ),
+    Fault(
+        "plan/recomputed.py",
+        "kept = {view_base(v).node for v in program.outputs}",
+        "kept = {v.node for v in program.outputs}",
+    ),
+    Fault(
+        "plan/recomputed.py",
+        "may_recompute(node) and node not in late and node not in kept",
+        "may_recompute(node) and node not in late",
+    ),
+    Fault(
+        "plan/recomputed.py",
+        "self.alive[one.step + 1 : one.last + 1] += one.bytes",
+        "self.alive[one.step + 1 : one.last] += one.bytes",
+    ),
+    Fault("plan/recomputed.py", "sum(aligned(v.bytes) for", "sum(v.bytes for"),
+    Fault("plan/recomputed.py", "if v in read or not slot.optional)", ")"),
+    Fault("plan/recomputed.py", "return max(pairs, key=lambda", "return min(pairs, key=lambda"),
+    Fault(
+        "plan/recomputed.py",
+        "late = [u for u in uses if u > one.split]",
+        "late = [u for u in uses if u > one.split + 1]",
+    ),
+    Fault(
+        "plan/recomputed.py",
+        "max(u for u in uses if u <= one.split), min(late), max(late)",
+        "max(u for u in uses if u <= one.split), max(late), max(late)",
+    ),
+    Fault("plan/recomputed.py", "if begin == end and begin not in one.uses:", "if begin == end:"),
+    Fault("plan/recomputed.py", "one.split = one.uses[-1]  # a clone", "one.split = one.step  # a clone"),
+    Fault("plan/recomputed.py", "((begin >= 0) - (before >= 0))", "(begin >= 0)"),
+    Fault("plan/recomputed.py", "source.demands[one] = begin", "source.demands[one] = one.split"),
+    Fault("plan/recomputed.py", "self.alive[begin : end + 1] += one.bytes", "self.alive[begin:end] += one.bytes"),
+    Fault("plan/recomputed.py", "most - lasting - int(self.own[step])", "most - 2 * lasting - int(self.own[step])"),
+    Fault("plan/recomputed.py", "self.positions[steps[one.split]] for one", "one.split for one"),
+    Fault(
+        "plan/recomputed.py", "self.positions[steps[one.split]] for one", "self.positions[steps[one.uses[-1]]] for one"
+    ),
+    Fault("plan/recomputed.py", "in reversed(self.journal):", "in self.journal:"),
+    Fault(
+        "plan/recomputed.py",
+        "            self._regroup(one, begin)\n            one.split, one.last",
+        "            one.split, one.last",
+    ),
+    Fault("plan/recomputed.py", "if now.max() > target or lives.cost >= cost:", "if lives.cost >= cost:"),
+    Fault("plan/recomputed.py", "best = min(found, key", "best = max(found, key"),
+    Fault("plan/recomputed.py", "if not dear and then[then > now].max(initial=0) <= target:", "if not dear:"),
+    Fault("plan/recomputed.py", "extra = {origins[node]: one.workspace_bytes for", "extra = {origins[node]: 0 for"),
+    Fault("plan/recomputed.py", "            if room < 0:\n", "            if room < -budget:\n"),
+    Fault(
+        "plan/recomputed.py",
+        "made[1].recomputed.overhead < best[1].recomputed.overhead",
+        "made[1].recomputed.overhead > best[1].recomputed.overhead",
+    ),
+    Fault("plan/recomputed.py", "if best is None and self.smallest[1].peak_bytes <= budget:", "if best is None:"),
+    Fault("plan/recomputed.py", "if self.whole.peak_bytes <= budget:", "if self.whole.lower_bound_bytes <= budget:"),
+    Fault(
+        "plan/recomputed.py",
+        "sum(one.bytes for one in cloned), self.lives.cost",
+        "sum(one.bytes for one in cloned), 0 * self.lives.cost",
+    ),
+    Fault(
+        "run/compile.py",
+        "lambda made: plan_for(one, made, chosen))\n    loaded",
+        "lambda made: plan_for(one, program, chosen))\n    loaded",
+    ),
+    Fault("run/compile.py", "least = plans.smallest[1].peak_bytes", "least = plans.whole.peak_bytes"),
+    Fault("run/compile.py", "        error.least = least\n", "        error.least = budget\n"),
     # ---- optimisers, steps, trainings ----
     Fault(
         "optim/groups.py",

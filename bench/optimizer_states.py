@@ -23,9 +23,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from common import in_a_process, rss_mib, table
-from precision import LAYERS, MIB, STORIES, TEXTS, fitted, tuned
+from precision import MIB, STORIES, TEXTS, fitted, random_model, tuned
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the examples are written as modules
 
@@ -91,13 +90,9 @@ def training(seeds: int, epochs: int, steps: int) -> bool:
 
 
 def memory() -> bool:
-    from examples.random_gguf import SHAPES, write_random
-
     lines, kept = [], True
     with tempfile.TemporaryDirectory() as folder:
-        model, text = Path(folder) / "model.gguf", Path(folder) / "text.txt"
-        write_random(model, **(SHAPES["smollm2-135m"] | {"layers": LAYERS, "vocab": 1024}))
-        text.write_text("".join(map(chr, np.random.default_rng(0).integers(97, 123, 40_000))))
+        model, text = random_model(Path(folder))
         for name in RATES:
             found = {bits: in_a_process(__file__, str(model), str(text), name, str(bits)) for bits in BITS}
             for what in ("parameters", "moments", "planned peak", "peak"):

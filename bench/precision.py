@@ -143,14 +143,20 @@ def tuned(kind: str, text: str, steps: int, seed: int, lr: float = 1e-3, **setti
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def memory() -> bool:
+def random_model(folder: Path) -> tuple[Path, Path]:
+    """Files of LAYERS layers of SmolLM2-135M's shape and of a random text."""
     from examples.random_gguf import SHAPES, write_random
 
+    model, text = folder / "model.gguf", folder / "text.txt"
+    write_random(model, **(SHAPES["smollm2-135m"] | {"layers": LAYERS, "vocab": 1024}))
+    text.write_text("".join(map(chr, np.random.default_rng(0).integers(97, 123, 40_000))))
+    return model, text
+
+
+def memory() -> bool:
     lines, kept = [], True
     with tempfile.TemporaryDirectory() as folder:
-        model, text = Path(folder) / "model.gguf", Path(folder) / "text.txt"
-        write_random(model, **(SHAPES["smollm2-135m"] | {"layers": LAYERS, "vocab": 1024}))
-        text.write_text("".join(map(chr, np.random.default_rng(0).integers(97, 123, 40_000))))
+        model, text = random_model(Path(folder))
         for method in ("LoRA", "full"):
             found = {p: in_a_process(__file__, str(model), str(text), method, p) for p in PRECISIONS}
             for what in ("planned", "resident"):

@@ -83,54 +83,69 @@ template <bool nesterov> inline void run_sgd(const Call& c, int, int part, int p
 
 // ---- adamw: lr beta1 beta2 eps weight_decay step weight | w g m v -> | w m v ------------------------------------
 
+// Of adamw and adamw_8bit, for all lanes. m^ and v^ are never stored: their divisors go into the rate and under the root.
+struct AdamwScalars {
+  F b1, a1, b2, a2, inverse, rate, unbias, decay, eps;
+  explicit AdamwScalars(const Call& c) {
+    const double lr = scalar(c, 0), beta1 = scalar(c, 1), beta2 = scalar(c, 2), t = scalar(c, 5), weight = scalar(c, 6);
+    b1 = F::set1(static_cast<float>(beta1)), a1 = F::set1(static_cast<float>(1.0 - beta1));
+    b2 = F::set1(static_cast<float>(beta2)), a2 = F::set1(static_cast<float>(1.0 - beta2));
+    inverse = F::set1(static_cast<float>(weight == 0.0 ? 0.0 : 1.0 / weight));
+    rate = F::set1(static_cast<float>(lr / (1.0 - __builtin_pow(beta1, t))));
+    unbias = F::set1(static_cast<float>(1.0 / (1.0 - __builtin_pow(beta2, t))));
+    decay = F::set1(static_cast<float>(1.0 - lr * scalar(c, 4))), eps = F::set1(scalar(c, 3));
+  }
+  F stepped(F w, F m, F v) const { return w * decay - rate * m / (sqrt(v * unbias) + eps); }
+};
+
 inline int adamw_groups(const Call& c) { return (c.arg_count - 7) / 7; }
 inline void plan_adamw(const Call& c, KernelPlan& plan) {
   plan.parts[0] = update_parts(total_size(c, 7, 4, adamw_groups(c)));
 }
 inline void run_adamw(const Call& c, int, int part, int parts, void*) {
-  const double lr = scalar(c, 0), beta1 = scalar(c, 1), beta2 = scalar(c, 2), t = scalar(c, 5), weight = scalar(c, 6);
-  const F b1 = F::set1(static_cast<float>(beta1)), a1 = F::set1(static_cast<float>(1.0 - beta1));
-  const F b2 = F::set1(static_cast<float>(beta2)), a2 = F::set1(static_cast<float>(1.0 - beta2));
-  const F inverse = F::set1(static_cast<float>(weight == 0.0 ? 0.0 : 1.0 / weight));
-  // m^ and v^ are never stored: their divisors go into the rate and under the root.
-  const F rate = F::set1(static_cast<float>(lr / (1.0 - __builtin_pow(beta1, t))));
-  const F unbias = F::set1(static_cast<float>(1.0 / (1.0 - __builtin_pow(beta2, t))));
-  const F decay = F::set1(static_cast<float>(1.0 - lr * scalar(c, 4))), eps = F::set1(scalar(c, 3));
+  const AdamwScalars s(c);
   for_pieces(c, 7, 4, adamw_groups(c), part, parts, [&](int arg, int64_t begin, int64_t end) {
     float *w = floats(c[arg]), *m = floats(c[arg + 2]), *v = floats(c[arg + 3]);
     const float* g = floats(c[arg + 1]);
     vectors(begin, end, GL_LANES {
-      const F slope = get(g + i, n) * inverse;
-      const F m_new = mul_add(b1, get(m + i, n), a1 * slope);
-      const F v_new = mul_add(b2, get(v + i, n), a2 * slope * slope);
+      const F slope = get(g + i, n) * s.inverse;
+      const F m_new = mul_add(s.b1, get(m + i, n), s.a1 * slope);
+      const F v_new = mul_add(s.b2, get(v + i, n), s.a2 * slope * slope);
       put(m + i, m_new, n);
       put(v + i, v_new, n);
-      put(w + i, get(w + i, n) * decay - rate * m_new / (sqrt(v_new * unbias) + eps), n);
+      put(w + i, s.stepped(get(w + i, n), m_new, v_new), n);
     });
   });
 }
 
 // ---- lion: lr beta1 beta2 weight_decay weight | w g m -> | w m --------------------------------------------------
 
+struct LionScalars {  // of lion and lion_8bit, for all lanes
+  F b1, a1, b2, a2, inverse, decay, rate;
+  explicit LionScalars(const Call& c) {
+    const double lr = scalar(c, 0), beta1 = scalar(c, 1), beta2 = scalar(c, 2), weight = scalar(c, 4);
+    b1 = F::set1(static_cast<float>(beta1)), a1 = F::set1(static_cast<float>(1.0 - beta1));
+    b2 = F::set1(static_cast<float>(beta2)), a2 = F::set1(static_cast<float>(1.0 - beta2));
+    inverse = F::set1(static_cast<float>(weight == 0.0 ? 0.0 : 1.0 / weight));
+    decay = F::set1(static_cast<float>(1.0 - lr * scalar(c, 3))), rate = F::set1(static_cast<float>(lr));
+  }
+  F stepped(F w, F way) const { return w * decay - select(eq(way, F::zero()), F::zero(), copysign(rate, way)); }
+};
+
 inline int lion_groups(const Call& c) { return (c.arg_count - 5) / 5; }
 inline void plan_lion(const Call& c, KernelPlan& plan) {
   plan.parts[0] = update_parts(total_size(c, 5, 3, lion_groups(c)));
 }
 inline void run_lion(const Call& c, int, int part, int parts, void*) {
-  const double lr = scalar(c, 0), beta1 = scalar(c, 1), beta2 = scalar(c, 2), weight = scalar(c, 4);
-  const F b1 = F::set1(static_cast<float>(beta1)), a1 = F::set1(static_cast<float>(1.0 - beta1));
-  const F b2 = F::set1(static_cast<float>(beta2)), a2 = F::set1(static_cast<float>(1.0 - beta2));
-  const F inverse = F::set1(static_cast<float>(weight == 0.0 ? 0.0 : 1.0 / weight));
-  const F decay = F::set1(static_cast<float>(1.0 - lr * scalar(c, 3))), rate = F::set1(static_cast<float>(lr));
+  const LionScalars s(c);
   for_pieces(c, 5, 3, lion_groups(c), part, parts, [&](int arg, int64_t begin, int64_t end) {
     float *w = floats(c[arg]), *m = floats(c[arg + 2]);
     const float* g = floats(c[arg + 1]);
     vectors(begin, end, GL_LANES {
-      const F slope = get(g + i, n) * inverse, m_old = get(m + i, n);
-      const F way = mul_add(b1, m_old, a1 * slope);
-      const F step = select(eq(way, F::zero()), F::zero(), copysign(rate, way));
-      put(m + i, mul_add(b2, m_old, a2 * slope), n);
-      put(w + i, get(w + i, n) * decay - step, n);
+      const F slope = get(g + i, n) * s.inverse, m_old = get(m + i, n);
+      const F way = mul_add(s.b1, m_old, s.a1 * slope);
+      put(m + i, mul_add(s.b2, m_old, s.a2 * slope), n);
+      put(w + i, s.stepped(get(w + i, n), way), n);
     });
   });
 }

@@ -112,13 +112,7 @@ inline void plan_adamw_8bit(const Call& c, KernelPlan& plan) {
   plan.parts[0] = update_parts(c[10].size() * kBlock);
 }
 inline void run_adamw_8bit(const Call& c, int, int part, int parts, void*) {
-  const double lr = scalar(c, 0), beta1 = scalar(c, 1), beta2 = scalar(c, 2), t = scalar(c, 5), weight = scalar(c, 6);
-  const F b1 = F::set1(static_cast<float>(beta1)), a1 = F::set1(static_cast<float>(1.0 - beta1));
-  const F b2 = F::set1(static_cast<float>(beta2)), a2 = F::set1(static_cast<float>(1.0 - beta2));
-  const F inverse = F::set1(static_cast<float>(weight == 0.0 ? 0.0 : 1.0 / weight));
-  const F rate = F::set1(static_cast<float>(lr / (1.0 - __builtin_pow(beta1, t))));
-  const F unbias = F::set1(static_cast<float>(1.0 / (1.0 - __builtin_pow(beta2, t))));
-  const F decay = F::set1(static_cast<float>(1.0 - lr * scalar(c, 4))), eps = F::set1(scalar(c, 3));
+  const AdamwScalars s(c);
   for_blocks(c, 7, part, parts, [&](int64_t at, int n, int64_t block) {
     float *w = floats(c[7]) + at, *m_scale = floats(c[10]) + block, *v_scale = floats(c[12]) + block;
     const float* g = floats(c[8]) + at;
@@ -128,14 +122,14 @@ inline void run_adamw_8bit(const Call& c, int, int part, int parts, void*) {
     decode(kPositive, v, *v_scale, squares, n);
     F m_most = F::zero(), v_most = F::zero();
     vectors(0, n, GL_LANES {
-      const F slope = get(g + i, lanes) * inverse;
-      const F m_new = mul_add(b1, get(means + i, lanes), a1 * slope);
-      const F v_new = mul_add(b2, get(squares + i, lanes), a2 * slope * slope);
+      const F slope = get(g + i, lanes) * s.inverse;
+      const F m_new = mul_add(s.b1, get(means + i, lanes), s.a1 * slope);
+      const F v_new = mul_add(s.b2, get(squares + i, lanes), s.a2 * slope * slope);
       m_most = max(m_most, abs(m_new));
       v_most = max(v_most, v_new);
       put(means + i, m_new, lanes);
       put(squares + i, v_new, lanes);
-      put(w + i, get(w + i, lanes) * decay - rate * m_new / (sqrt(v_new * unbias) + eps), lanes);
+      put(w + i, s.stepped(get(w + i, lanes), m_new, v_new), lanes);
     });
     *m_scale = encode<true>(means, m_most, m, n);
     *v_scale = encode<false>(squares, v_most, v, n);
@@ -148,11 +142,7 @@ inline void plan_lion_8bit(const Call& c, KernelPlan& plan) {
   plan.parts[0] = update_parts(c[8].size() * kBlock);
 }
 inline void run_lion_8bit(const Call& c, int, int part, int parts, void*) {
-  const double lr = scalar(c, 0), beta1 = scalar(c, 1), beta2 = scalar(c, 2), weight = scalar(c, 4);
-  const F b1 = F::set1(static_cast<float>(beta1)), a1 = F::set1(static_cast<float>(1.0 - beta1));
-  const F b2 = F::set1(static_cast<float>(beta2)), a2 = F::set1(static_cast<float>(1.0 - beta2));
-  const F inverse = F::set1(static_cast<float>(weight == 0.0 ? 0.0 : 1.0 / weight));
-  const F decay = F::set1(static_cast<float>(1.0 - lr * scalar(c, 3))), rate = F::set1(static_cast<float>(lr));
+  const LionScalars s(c);
   for_blocks(c, 5, part, parts, [&](int64_t at, int n, int64_t block) {
     float *w = floats(c[5]) + at, *m_scale = floats(c[8]) + block;
     const float* g = floats(c[6]) + at;
@@ -161,11 +151,11 @@ inline void run_lion_8bit(const Call& c, int, int part, int parts, void*) {
     decode(kWithSign, m, *m_scale, means, n);
     F most = F::zero();
     vectors(0, n, GL_LANES {
-      const F slope = get(g + i, lanes) * inverse, m_old = get(means + i, lanes);
-      const F way = mul_add(b1, m_old, a1 * slope), m_new = mul_add(b2, m_old, a2 * slope);
+      const F slope = get(g + i, lanes) * s.inverse, m_old = get(means + i, lanes);
+      const F way = mul_add(s.b1, m_old, s.a1 * slope), m_new = mul_add(s.b2, m_old, s.a2 * slope);
       most = max(most, abs(m_new));
       put(means + i, m_new, lanes);
-      put(w + i, get(w + i, lanes) * decay - select(eq(way, F::zero()), F::zero(), copysign(rate, way)), lanes);
+      put(w + i, s.stepped(get(w + i, lanes), way), lanes);
     });
     *m_scale = encode<true>(means, most, m, n);
   });

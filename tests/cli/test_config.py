@@ -66,8 +66,12 @@ def test_whole_numbers_of_blocks_and_bytes_are_those_of_the_command_line(tmp_pat
     found = read(FinetuneSettings, write(tmp_path / "c.toml", "gpu_layers = 2\ngpu_memory = 4294967296\n"))
     assert found == {"gpu_layers": "2", "gpu_memory": "4294967296"}
     for bad in ("1.5", "true", "9223372036854775808", "[2]"):
-        with pytest.raises(SettingError, match=r"gpu_layers = .*: must be a text that is not empty"):
+        with pytest.raises(SettingError, match=r"gpu_layers = .*: must be a whole number, or auto"):
             read(FinetuneSettings, write(tmp_path / "c.toml", f"gpu_layers = {bad}\n"))
+        with pytest.raises(SettingError, match=r"gpu_memory = .*: must be bytes such as 6GiB"):
+            read(FinetuneSettings, write(tmp_path / "c.toml", f"gpu_memory = {bad}\n"))
+        with pytest.raises(SettingError, match=r"memory = .*: must be bytes such as 6GiB, or auto"):
+            read(FinetuneSettings, write(tmp_path / "c.toml", f"memory = {bad}\n"))
 
 
 def test_a_file_trains_as_flags_do_and_flags_go_first(capsys, tmp_path):

@@ -60,6 +60,13 @@ def test_ctrl_c_and_resume(path: Path, whole: Any, tmp_path: Path, full: bool, s
     assert texts == [text.as_dict() for text in again.samples]
 
 
+def test_a_refused_budget_proposes_what_a_resumed_run_can_change(path: Path, tmp_path: Path) -> None:
+    first = tuned(path, False, run=tmp_path / "run", callbacks=[interrupted_at(2)])
+    assert first.interrupted
+    with pytest.raises(SettingError, match="at least about .*; or fewer threads: a resumed run keeps its rows"):
+        tuned(path, False, run=tmp_path / "run", resume=True, memory="1MiB")
+
+
 def test_moments_in_8_bits(path: Path, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped and resumed on two threads: the same bits, and not those of f32 moments, which are rejected."""
     monkeypatch.setattr("gradloom.optim.moments.LEAST_SIZE", 1000)

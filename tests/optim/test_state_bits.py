@@ -188,7 +188,7 @@ def test_other_bits_are_refused(kind, bits):
 
 
 def test_other_optimisers_have_no_such_argument():
-    with pytest.raises(TypeError, match="state_bits"):
+    with pytest.raises(TypeError, match=r"'state_bits'; not supported; use .*AdamW, .*Adam or .*Lion\(state_bits=8\)"):
         SGD(state_bits=8)
 
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 import gradloom as gl
 from gradloom import nn, ops
-from gradloom.base.errors import GraphError, SettingError
+from gradloom.base.errors import BudgetError, GraphError, SettingError
 from gradloom.base.settings import Switches
-from gradloom.graph.graph import check_graph
+from gradloom.graph.graph import check_graph, view_base
 from gradloom.graph.streams import fresh_streams
 from gradloom.graph.value import Node, Value
+from gradloom.plan.order import kernel_order
 from gradloom.plan.plan import Plan, make_plan
 from gradloom.plan.recomputed import Budget, Lives, choose
 from gradloom.run.cost import TYPICAL, node_seconds
@@ -150,6 +151,64 @@ def test_the_counts_do_not_depend_on_the_order_of_changes() -> None:
     assert np.array_equal(lives.bytes(), again.bytes()) and lives.cost == pytest.approx(again.cost)
 
 
+def most_alive(program: Program) -> int:
+    """The most bytes of outputs at any step, counted on the program itself; those of a node live and die together."""
+    steps = kernel_order(program.nodes, view_base)[0]
+    at = {node: i for i, node in enumerate(steps)}
+    last, read = dict(at), {view_base(v) for v in program.outputs}
+    for i, node in enumerate(steps):
+        for v in node.inputs:
+            if v is not None and view_base(v).node in at:
+                last[view_base(v).node] = i
+    read |= {view_base(v) for node in program.nodes for v in node.inputs if v is not None}
+    last |= {view_base(v).node: len(steps) - 1 for v in program.outputs if view_base(v).node in at}
+    alive = np.zeros(len(steps), np.int64)
+    for node, i in at.items():
+        for v in node.outputs:
+            is_absent = v not in read and node.op.slot(node.op.outputs, v.index).optional
+            if not node.op.updates and not is_absent:
+                alive[i : last[node] + 1] += -(-v.bytes // 64) * 64
+    return int(alive.max())
+
+
+def kernels(program: Program) -> list[Node]:
+    return [node for node in program.nodes if not node.op.leaf and node.op.view is None]
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, "deep", *range(12)])
+def test_bytes_and_seconds_are_those_of_the_program_with_clones(name: str | int) -> None:
+    """For random sets of clones of values that are read before the pause: the original of any other one is left out.
+    Each clone is there once, whatever reads it and through whatever views. Lives counts an original as alive at the
+    step in front of which clones alone read it."""
+    program = program_of(name)
+    lives, rng = Lives(program, seconds, {}), np.random.default_rng(0)
+    free = [one for one in lives.lives if one.free and one.step < one.pause()[0] < one.pause()[1] - 1]
+    assert lives.peak() == most_alive(program)
+    largest = max(one.bytes for one in lives.lives)
+    for share in (0.1, 0.3, 0.5, 0.8, 1.0):
+        lives.reset()
+        for one in free:
+            if one.split is None and rng.random() < share:
+                lives.clone(one)
+        made = recompute(program, lives.until())
+        assert most_alive(made) <= lives.peak() <= most_alive(made) + largest
+        assert len(kernels(made)) == len(kernels(program)) + len(lives.cloned())
+        more = sum(map(seconds, kernels(made))) - sum(map(seconds, kernels(program)))
+        assert lives.cost == pytest.approx(more, rel=1e-3, abs=1e-8 * len(free))
+
+
+def program_of(name: str | int) -> Program:
+    """One of PROGRAMS, a deep network, or a random program."""
+    if name == "deep":
+        return deep(12)
+    with fresh_streams():
+        if isinstance(name, str):
+            return rewrite(gather(*PROGRAMS[name]()))
+        rng = np.random.default_rng((7, name))
+        made = build([int(n) for n in rng.integers(0, 2**40, 20)], int(rng.integers(1, 4)))
+        return rewrite(gather(made.outputs, made.updates))
+
+
 def test_what_may_not_be_computed_twice_is_not() -> None:
     for name in PROGRAMS:
         with fresh_streams():
@@ -218,6 +277,72 @@ def test_an_update_that_is_there_twice_is_found() -> None:
     twice = Program((*program.nodes, update.with_inputs(update.inputs, update.after)), program.outputs, program.effects)
     with pytest.raises(GraphError, match="there twice"):
         check_recomputed(program, twice)
+
+
+def test_a_guard_that_is_there_twice_is_found() -> None:
+    program = program_of("mlp")
+    guard = next(node for node in program.nodes if node.op.guard)
+    again = guard.with_inputs(guard.inputs, ())
+    twice = Program((*program.nodes, again), program.outputs, program.effects)
+    with pytest.raises(GraphError, match="there twice"):
+        check_recomputed(program, twice)
+
+
+def test_missing_updates_are_found() -> None:
+    program = program_of("mlp")
+    for effects in (program.effects[:-1], program.effects[::-1], ()):
+        with pytest.raises(GraphError, match="outputs or updates"):
+            check_recomputed(program, Program(program.nodes, program.outputs, effects))
+
+
+def test_a_node_that_follows_another_one_is_carried_out_once() -> None:
+    """It may read what the other one has written."""
+    x = gl.input("x", (64,))
+    first, free = ops.sin(x).node, ops.exp(x).node
+    follows = free.with_inputs(free.inputs, (first,))
+    late = ops.cos(first.outputs[0]) * follows.outputs[0]
+    program = gather([late, first.outputs[0] * 2.0])
+    assert not next(one for one in Lives(program, seconds, {}).lives if one.node is follows).free
+    for after, why in (((first,), "there twice"), ((), "computes what no node")):
+        nodes = (*program.nodes, follows.with_inputs(follows.inputs, after))
+        with pytest.raises(GraphError, match=why):
+            check_recomputed(program, Program(nodes, program.outputs))
+
+
+def test_each_result_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives, proved = Lives(deep(4), seconds, {}), list[tuple[Program, Program]]()
+    assert choose(lives, lives.peak() * 4 // 5)
+    monkeypatch.setattr("gradloom.transform.recompute.check_recomputed", lambda *pair: proved.append(pair))
+    program = deep(4)
+    assert [(program, recompute(program, {}))] == proved
+
+
+def test_workspaces_are_counted() -> None:
+    budget = Budget(program_of("conv"), plan_of, seconds)
+    for one in budget.lives.lives:
+        workspace = needs(one.node, np.empty(0)).workspace_bytes
+        assert budget.lives.own[one.step] == one.bytes + workspace
+
+
+def test_a_plan_states_what_it_computes_again() -> None:
+    program = deep(20)
+    budget = Budget(program, plan_of, seconds)
+    found = budget.within(budget.whole.peak_bytes * 2 // 3)
+    assert found is not None
+    made, nodes = found[0], found[1].recomputed.nodes
+    whole, more = (sum(map(seconds, kernels(one))) for one in (program, made))
+    assert nodes == len(kernels(made)) - len(kernels(program)) > 0
+    assert found[1].recomputed.overhead == pytest.approx(more / whole - 1, rel=1e-3)
+    assert found[1].recomputed.bytes >= nodes * 64
+
+
+def test_the_least_budget_of_an_error_is_enough() -> None:
+    program = deep(20)
+    with pytest.raises(BudgetError) as caught:
+        gl.compile(program.outputs, memory=1)
+    least = caught.value.least
+    assert gl.compile(program.outputs, memory=least).plan.peak_bytes <= least
+    assert least < gl.compile(program.outputs).plan.peak_bytes * 2 // 3
 
 
 def test_a_budget_that_nothing_meets() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.base.errors import BudgetError, SettingError
-from gradloom.base.memory import present
+from gradloom.base.memory import present, resident
 from gradloom.graph.stored import Stored
 from gradloom.train.arguments import halves
 
@@ -232,6 +232,23 @@ def test_a_training_that_does_not_fit_leaves_the_model_as_it_was() -> None:
     assert all(np.array_equal(before[name], array) for name, array in net.state_dict().items())
     gl.fit(net, (x, np.ones(64, np.int32)), optimizer=optimizer, progress=False)  # and it can be trained without
     assert optimizer.state.steps == 2
+
+
+def test_a_refusal_proposes_what_a_resumed_run_can_change(tmp_path: Path) -> None:
+    x, net = np.ones((64, 4), np.float32), gl.nn.Linear(4, 2)
+    data = x, np.arange(64, dtype=np.int32) % 2
+    gl.fit(net, data, run=tmp_path / "run", progress=False, epochs=1)
+    with pytest.raises(BudgetError, match="at least about .*; or fewer threads: a resumed run keeps its rows"):
+        gl.fit(net, data, run=tmp_path / "run", resume=True, progress=False, epochs=2, memory="1MiB")
+
+
+def test_a_refusal_states_how_many_earlier_programs_it_includes() -> None:
+    net = gl.nn.Sequential(gl.nn.Linear(4, 512), gl.nn.Linear(512, 2))
+    trainer = gl.Trainer(net, memory=resident() + 64 * MIB)
+    for rows in (8, 12):
+        trainer.step(np.ones((rows, 4), np.float32), np.ones(rows, np.int32))
+    with pytest.raises(BudgetError, match=r"at least about \S+ .iB, 2 earlier programs included; or fewer rows"):
+        trainer.step(np.ones((100_000, 4), np.float32), np.ones(100_000, np.int32))
 
 
 def test_ranks_choose_one_arena() -> None:

@@ -8,7 +8,21 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
 from .defaults import FINETUNE_BATCH, FINETUNE_SCHEDULE, FINETUNE_WARMUP
-from .options import Decay, Flag, Name, Often, Place, Rate, Share, Whole, command_option, commas, decided, option
+from .options import (
+    Bytes,
+    CountOrAuto,
+    Decay,
+    Flag,
+    Often,
+    Place,
+    Rate,
+    Share,
+    Whole,
+    command_option,
+    commas,
+    decided,
+    option,
+)
 from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, MemoryOptions, SaveOptions, StepOptions
 
 DATA_HELP = (
@@ -155,7 +169,7 @@ class PlacingOptions(MemoryOptions):
             PLANNED,
             "Number of last blocks on the GPU, the others run on the CPU; auto: the largest number that fits into"
             " --gpu-memory; with --device cpu none.",
-            Name,
+            CountOrAuto,
             is_number=True,
             metavar="N|auto",
         ),
@@ -169,7 +183,7 @@ class PlacingOptions(MemoryOptions):
             PLANNED,
             "GPU memory for --gpu-layers, of a training also for --device gpu: bytes, or 4G or 4GiB (of 1024), 4GB (of"
             " 1000); K, M, G, T.",
-            Name,
+            Bytes,
             is_number=True,
         ),
         compared_as="placement",

@@ -299,8 +299,12 @@ optim_bits: use state_bits=8
 betas: use beta1=, beta2=
 [SGD]
 dampening: not supported; use momentum=
+state_bits optim_bits: not supported; use gl.optim.AdamW, gl.optim.Adam or gl.optim.Lion(state_bits=8)
 [RMSprop]
 rho: use alpha=
+state_bits optim_bits: not supported; use gl.optim.AdamW, gl.optim.Adam or gl.optim.Lion(state_bits=8)
+[Adafactor Muon]
+state_bits optim_bits: not supported; use gl.optim.AdamW, gl.optim.Adam or gl.optim.Lion(state_bits=8)
 [DataLoader]
 collate_fn: not supported; use arrays, or a gl.data.Dataset
 sampler: not supported; use shuffle=True, seed=

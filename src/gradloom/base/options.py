@@ -72,6 +72,9 @@ Duration = Annotated[str, Limit("a duration such as 90s, 5min or 3h", (("pattern
 Often = Annotated[str, Limit("a text such as 100steps or 1epoch", (("pattern", rf"^{_COUNT}\Z"),))]
 Interval = Annotated[str, Limit("a text such as 5min, 100steps or 1epoch", (("pattern", rf"^({_TIME}|{_COUNT})\Z"),))]
 Name = Annotated[str, Limit("a text that is not empty", (("min_length", 1),))]
+Bytes = Annotated[str, Limit("bytes such as 6GiB", (("min_length", 1),))]
+BytesOrAuto = Annotated[str, Limit("bytes such as 6GiB, or auto", (("min_length", 1),))]
+CountOrAuto = Annotated[str, Limit("a whole number, or auto", (("min_length", 1),))]
 Place = Annotated[str, Limit("the name of a file or folder", (("pattern", r"^[^\0]+\Z"),))]
 decided: Any = None  # the default of a flag whose value follows from the data or the method
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from .interval import Interval as Every
 from .options import (
+    BytesOrAuto,
     Count,
     Duration,
     Flag,
@@ -129,7 +130,7 @@ class MemoryOptions:
         Flag(
             f"{BOTH} plan evaluate generate",
             "Most memory of the process: bytes, or 6G or 6GiB (of 1024), 6GB (of 1000); auto: all that is available.",
-            Name,
+            BytesOrAuto,
             is_number=True,
             metavar="BYTES|auto",
         ),

@@ -60,7 +60,7 @@ class Family:
     activation       of the gate
     fused_ffn        ffn_up holds the rows of the gate, then those of up
     modules          linear layers of a block: Hugging Face's module -> GGUF's tensor
-    configure        returns the configuration with what the family's own metadata add; raises FileError
+    configure        returns the configuration with the family's own metadata; raises FileError
     """
 
     pairing: Pairing
@@ -116,7 +116,7 @@ class Family:
         return net.norm("output_norm", x)
 
     def _branch(self, layer: Layer, which: int, x: Value, inner: Callable[[Layer, Value], Value]) -> Value:
-        """What attention (0) or feed-forward (1) adds to the residual stream."""
+        """The term that attention (0) or feed-forward (1) adds to the residual stream."""
         before, behind = self.norms[which], self.post_norms[which]
         y = inner(layer, layer.norm(before, x) if before else x)
         y = layer.norm(behind, y) if behind else y

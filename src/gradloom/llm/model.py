@@ -274,11 +274,11 @@ class Model(AttributeHints):
             return ops.linear_cross_entropy_pair(self._scaled(x), head, labels)
 
     def is_long(self, tokens: int) -> bool:
-        """Whether texts of at most so many tokens have other rotations than short ones."""
+        """Whether texts of at most `tokens` tokens have other rotations than short ones."""
         return any(rope is not None and rope.long != rope.short and tokens > rope.context for rope in self.config.rope)
 
     def frequencies(self, rope: Rope, tokens: int) -> np.ndarray:
-        """Radians per token of each rotated pair, f32 [rope.dims / 2], of texts of at most so many tokens. Raises
+        """Radians per token of each rotated pair, f32 [rope.dims / 2], of texts of at most `tokens`. Raises
         FileError if they are not finite."""
         name = rope.long if tokens > rope.context else rope.short
         factors = None if name is None else self.weights[name].read()

@@ -25,7 +25,7 @@ class Weights(Protocol):
     weights: dict[str, Stored]
 
     def frequencies(self, rope: Rope, tokens: int) -> np.ndarray:
-        """Radians per token of each rotated pair, f32 [rope.dims / 2], of texts of at most so many tokens."""
+        """Radians per token of each rotated pair, f32 [rope.dims / 2], of texts of at most `tokens` tokens."""
 
     def leaf(self, name: str) -> Parameter:
         """The graph's leaf for a tensor."""

@@ -30,7 +30,16 @@ from ..parallel.agree import is_root
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import computing, device_bytes, device_of, is_device
-from ..run.budget import HUGE, STEP_BYTES, budget_bytes, check_places, resident_when_settled, too_small
+from ..run.budget import (
+    HUGE,
+    RESUMED_HINT,
+    STEP_BYTES,
+    budget_bytes,
+    check_one_process,
+    check_places,
+    resident_when_settled,
+    too_small,
+)
 from ..run.compile import memory_curve
 from ..train.arguments import halves
 from ..train.loop import copied_bytes
@@ -223,8 +232,7 @@ def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading
     if limit is None:
         return job
     check_places(who, limit, job.options)
-    if job.ranks is not None and limit == "auto":
-        raise SettingError("{memory} 'auto' requires one process; need the bytes of each rank", memory="auto")
+    check_one_process(limit, job.ranks)
     most = budget_bytes(who, limit, base)
     totals = []
     for tried in (job, *job.smaller()):
@@ -239,6 +247,8 @@ def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading
 
 def _enough(job: TuningJob, most: int, total: int, base: int, reading: int) -> str:
     """The nearest settings with which a job that needs `total` bytes has room in `most`, in words: at most NEAREST."""
+    if job.is_resumed:
+        return RESUMED_HINT
     whole = memory_of(planned(job)[0], False)
     arena = max(total - base - (whole.need - whole.planned), 0)  # about, with everything computed again
     enough: list[str] = []

@@ -190,12 +190,16 @@ class TuningJob:
         most = share_of(self.batch_size, self.ranks if asked is None else None)
         return min(max(1, MICRO_TOKENS // self.context) if asked is None else int(asked), most)
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it continues a run, whose sizes it keeps."""
+        return self.saver is not None and self.saver.entries is not None
+
     def smaller(self) -> Iterator[TuningJob]:
         """The same with ever fewer rows computed at once, down to 1; none where the number is given, or is that of the
         resumed run, or where ranks share it."""
-        saved = self.saver is not None and self.saver.entries is not None
         size = self.micro_batch_size
-        if self.settings.micro_batch_size is None and self.ranks is None and not saved:
+        if self.settings.micro_batch_size is None and self.ranks is None and not self.is_resumed:
             yield from map(self.with_micro_batch, halves(size))
 
     def with_micro_batch(self, size: int) -> TuningJob:

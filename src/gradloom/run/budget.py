@@ -30,6 +30,8 @@ LATER_RESERVE_BYTES = 4 << 20  # in place of RESERVE_BYTES once programs have ru
 
 FAR = 1.1  # times a budget: smaller steps do not help where as much is needed besides them
 ABOUT_BYTES, ABOUT_SHARE = 1 << 20, 0.01  # that an error adds to the least budget, which is measured anew each time
+# The hint of a resumed run's budget: its bits depend on rows and precision, which cannot change.
+RESUMED_HINT = "fewer threads: a resumed run keeps its rows, its precision and its model"
 HERE = {"backend": PLANNED + "cpu"}  # options of gl.compile, of programs that are only planned
 
 
@@ -46,6 +48,12 @@ def check_places(who: str, limit: int | str | None, options: Mapping[str, Any], 
     names = [*(options.get("devices") or ()), *(name for name in given if name is not None)]
     if any(one is not None for one in more) or any(name != "cpu" for name in names):
         raise SettingError("{memory} requires device 'cpu'", memory=limit, place=who)
+
+
+def check_one_process(limit: int | str | None, ranks: object) -> None:
+    """SettingError for "auto" with ranks (not None), which share the memory."""
+    if limit == "auto" and ranks is not None:
+        raise SettingError("{memory} 'auto' requires one process; need the bytes of each rank", memory="auto")
 
 
 def budget_bytes(who: str, limit: int | str, held: int) -> int:
@@ -70,10 +78,10 @@ def resident_when_settled() -> int:
     return memory.resident()
 
 
-def too_small(who: str, most: int, least: int, hint: str) -> BudgetError:
-    """The error of a budget that cannot be met. hint: settings that need less."""
+def too_small(who: str, most: int, least: int, hint: str, included: str = "") -> BudgetError:
+    """The error of a budget that cannot be met. hint: settings that need less; included: parts of the least bytes."""
     least += ABOUT_BYTES + int(ABOUT_SHARE * least)
-    need = f"at least about {show_bytes(least)}; or {hint}"
+    need = f"at least about {show_bytes(least)}{included}; or {hint}"
     error = BudgetError(setting="memory", seen=show_bytes(most), need=need, place=who)
     error.least = least
     return error
@@ -141,7 +149,9 @@ class ProcessBudget:
             except BudgetError as error:  # total and planned: of the programs with a larger arena
                 self.arena = before
                 total = largest(total)
-                refused = too_small(self.who, self.most, total - planned + error.least, self.hint)
+                count = len(self._loaded)
+                earlier = f", {count} earlier program{'s' * (count > 1)} included" if count else ""
+                refused = too_small(self.who, self.most, total - planned + error.least, self.hint, earlier)
                 refused.fixed = total - planned
                 raise refused from None
             finally:

@@ -15,7 +15,7 @@ from ..base.settings import Switches, switches
 from ..base.training_options import TrainerOptions
 from ..parallel.communicator import Communicator
 from ..run.backend import backend, check_effect
-from ..run.budget import ProcessBudget
+from ..run.budget import ProcessBudget, check_one_process
 from ..run.compile import compile as compile_program
 from ..run.compile import device_names
 
@@ -50,8 +50,7 @@ def budget_of(
         raise SettingError("{memory} requires device 'cpu'", memory=limit)
     if dynamic:
         raise SettingError("{memory} and {dynamic} are mutually exclusive", memory=limit, dynamic=True)
-    if communicator is not None and limit == "auto":
-        raise SettingError("{memory} 'auto' requires one process; need the bytes of each rank", memory="auto")
+    check_one_process(limit, communicator)
     return ProcessBudget("", limit, options, "fewer rows at a time, a smaller model, precision 'bf16'")
 
 

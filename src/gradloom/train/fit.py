@@ -26,6 +26,7 @@ from ..optim.schedules import check_warmup
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
 from ..parallel.communicator import Communicator
 from ..parallel.join import ranks_of
+from ..run.budget import RESUMED_HINT
 from ..runs.saver import saver_of
 from .arguments import check_batch, check_options, halves
 from .callbacks import Callback, Listeners, several
@@ -152,8 +153,11 @@ def fit(
             on_train_batch=on_train_batch, on_eval_batch=on_eval_batch, saver=saver,
             about={"folds": folds} if folds else {},
         )  # fmt: skip
-        if use.memory is not None:
-            may_shrink = use.micro_batch_size is None and ranks is None and (saver is None or saver.entries is None)
+        if trainer.driver.budget is not None:
+            is_resumed = saver is not None and saver.entries is not None
+            if is_resumed:
+                trainer.driver.budget.hint = RESUMED_HINT
+            may_shrink = use.micro_batch_size is None and ranks is None and not is_resumed
             loop.prepare(halves(micro_batch_size) if may_shrink else ())
         loop.run(display)
     return loop.history

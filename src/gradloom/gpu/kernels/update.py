@@ -95,7 +95,9 @@ def _update(op: str) -> Rule:
             if group[first].size:
                 defines = {"W": str(fixed + first), "BODY": body}
                 args = (*call.args[:fixed], *group)
-                made.append(Dispatch(("math", "update"), "update", args, groups_for(group[first].size), (), defines))
+                made.append(
+                    Dispatch(("math", "slope", "update"), "update", args, groups_for(group[first].size), (), defines)
+                )
         return made
 
     return rule

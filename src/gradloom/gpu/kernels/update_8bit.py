@@ -88,7 +88,7 @@ def _update(call: Call) -> list[Dispatch]:
         some = [_piece(arg, k - first, at, together, each, blocks) for k, arg in enumerate(args)]
         made.append(
             Dispatch(
-                ("math", "tree", "update_8bit"),
+                ("math", "tree", "slope", "update_8bit"),
                 "update",
                 tuple(some),
                 together * blocks,
