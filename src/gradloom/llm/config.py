@@ -45,7 +45,7 @@ class Config:
 
     rope, windows     per block: its rotation, None for none; the most keys that a query attends to, None for all
     fused_qkv         attn_qkv holds the rows of attn_q, attn_k and attn_v
-    embedding_scale   factor of the embedding's rows; residual_scale: of each branch of a block; logit_scale: of the logits
+    embedding_scale   factor of the embedding's rows; residual_scale: of the branches of a block; logit_scale: of logits
     logit_cap         logits become cap * tanh(logit / cap); None: as they are
     temperature       (a, n): queries at position p are multiplied by 1 + a * log(1 + floor(p / n)); None: not
     """

@@ -155,8 +155,7 @@ def fit(
         )  # fmt: skip
         if trainer.driver.budget is not None:
             is_resumed = saver is not None and saver.entries is not None
-            if is_resumed:
-                trainer.driver.budget.hint = RESUMED_HINT
+            trainer.driver.budget.hint = RESUMED_HINT if is_resumed else trainer.driver.budget.hint
             may_shrink = use.micro_batch_size is None and ranks is None and not is_resumed
             loop.prepare(halves(micro_batch_size) if may_shrink else ())
         loop.run(display)
