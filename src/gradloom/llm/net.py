@@ -76,7 +76,10 @@ class Net:
         )  # fmt: skip
         self.batch, self.length = shape
         self.longest = self.length if caches is None else caches.longest  # tokens of a text
-        self._angles: dict[Rope, Value] = {}
+        self._angles = {
+            rope: constant(model.frequencies(rope, self.longest)) for rope in set(self.config.rope) if rope is not None
+        }
+        self.factors = self._factors()
 
     def weight(self, name: str) -> Value:
         own = None if self.adapter is None else self.adapter.weight(name)
@@ -109,9 +112,15 @@ class Net:
 
     def angles(self, rope: Rope) -> Value:
         """Radians per token of each rotated pair, f32 [rope.dims / 2]."""
-        if rope not in self._angles:
-            self._angles[rope] = constant(self.model.frequencies(rope, self.longest))
         return self._angles[rope]
+
+    def _factors(self) -> Value | None:
+        """Of queries at each position, f32 [positions, 1]; None where the configuration has no `temperature`."""
+        if self.config.temperature is None:
+            return None
+        slope, period = self.config.temperature
+        places = np.arange(self.length if self.caches is None else self.caches.rows, dtype=np.float64)
+        return constant((1 + slope * np.log1p(np.floor(places / period))).astype(np.float32)[:, None])
 
     def device_of(self, name: str) -> str | None:
         """The device for ops on a tensor; None inside a block, which sets its own."""
@@ -148,14 +157,9 @@ class Layer:
 
     def tempered(self, q: Value) -> Value:
         """Queries [B, T, H, D], scaled by a factor of their position where the configuration has `temperature`."""
-        if self.config.temperature is None:
+        if self.net.factors is None:
             return q
-        slope, period = self.config.temperature
-        caches = self.net.caches
-        places = np.arange(self.net.length if caches is None else caches.rows, dtype=np.float64)
-        factors = 1 + slope * np.log1p(np.floor(places / period))
-        factor = ops.get_rows(constant(factors.astype(np.float32)[:, None]), self.positions)
-        return q * factor.reshape(*self.positions.shape, 1, 1)
+        return q * ops.get_rows(self.net.factors, self.positions).reshape(*self.positions.shape, 1, 1)
 
     def attend(self, q: Value, k: Value, v: Value) -> Value:
         scale, window = self.config.attention_scale, self.config.windows[self.number]
