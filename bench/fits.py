@@ -2,9 +2,10 @@
 
     python bench/fits.py [--only 135M] [--contexts 512,2048] [--precision f32] [--measure]
 
-For each shape of model (random weights, a file that is written and removed) and context, from gl.llm.plan: the peak of
-the process without a budget, and the least `--memory` (with a margin of 5 %, for its data) with the predicted time of
-its step relative to that. --measure also runs one step within the least `--memory` and prints the peak of its process.
+For each shape of model (random weights, a file that is written and removed) and context, from gl.llm.plan with a text of
+a few rows: the peak of the process without a budget, and the least `--memory` (with a margin of 5 %) with the predicted
+time of its step relative to that. --measure also runs one step within the least `--memory` and prints the peak of its
+process.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ UNTIED = ("Qwen3-8B q4_k",)
 PLAN = """
 import json, sys
 import gradloom as gl
-context, precision = int(sys.argv[2]), sys.argv[3]
+model, text, context, precision = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 adapter = gl.llm.LoRA(8, targets="all")
-found = gl.llm.plan(sys.argv[1], adapter, context=context, batch_size=1, val_split=0, precision=precision)
+found = gl.llm.plan(model, adapter, text, context=context, batch_size=1, steps=1, val_split=0, precision=precision)
 need, time = found.curve[-1]
 print(json.dumps([found.total, int(1.05 * found.budget(need)), time]))
 """
@@ -49,17 +50,23 @@ def write(path: Path, name: str) -> None:
                    stdout=subprocess.DEVNULL)  # fmt: skip
 
 
+def text_of(path: Path, context: int) -> Path:
+    """A file of a few rows of tokens."""
+    text = path.with_name("text.txt")
+    text.write_text("the quick brown fox jumps over the lazy dog " * (context // 8))
+    return text
+
+
 def planned(path: Path, context: int, precision: str) -> tuple[int, int, float]:
     """(peak without a budget, least budget, relative time), of a process of its own."""
-    command = [sys.executable, "-c", PLAN, str(path), str(context), precision]
+    command = [sys.executable, "-c", PLAN, str(path), str(text_of(path, context)), str(context), precision]
     whole, least, time = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return whole, least, time
 
 
 def measured(path: Path, context: int, precision: str, memory: int) -> int:
     """The peak of a process that makes one step with this budget."""
-    text = path.with_name("text.txt")
-    text.write_text("the quick brown fox jumps over the lazy dog " * context)
+    text = text_of(path, context)
     options = ["--targets", "all", "--context", str(context), "--batch-size", "1", "--steps", "1", "--val-split", "0"]
     options += ["--precision", precision, "--memory", str(memory), "--out", str(path.with_name("out.gguf"))]
     command = [sys.executable, "-m", "gradloom", "finetune", str(path), str(text), *options, "--overwrite", "--json"]
