@@ -140,6 +140,21 @@ def _as_escapes(word: str) -> str:
     return f"$'{''.join(parts)}'"
 
 
+def llama_server(model: str, adapter: str | None = None) -> str:
+    """llama.cpp's command that serves a model, with an adapter, in one line.
+
+    It reads the value of --lora as a row of CSV; versions before 2026 have no quotes there.
+    """
+    words = ["llama-server", "-m", model]
+    if adapter is None:
+        return to_paste(words)
+    if "," not in adapter and not adapter.startswith('"'):
+        return to_paste([*words, "--lora", adapter])
+    quoted = '"' + adapter.replace('"', '""') + '"'
+    note = "a comma or quote in the path of an adapter: needs llama.cpp of February 2026 or newer"
+    return f"{to_paste([*words, '--lora', quoted])}  # {note}"
+
+
 def resume_line(command: str, places: Sequence[str], ranks: Communicator | None, exchange: str | None) -> str:
     """The command line that resumes this run, from any folder; places: options that name its files and folders."""
     words = ["gradloom", command, *places, "--resume"]
