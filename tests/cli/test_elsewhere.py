@@ -55,6 +55,15 @@ def test_llama_cpp_reads_the_path_of_the_adapter(adapter: str) -> None:
     assert has_note is ("," in adapter or adapter.startswith('"'))
 
 
+def test_paths_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single quotes are part of a path there."""
+    monkeypatch.setattr("sys.platform", "win32")
+    lines = [llama_server("C:\\my models\\m.gguf", f"C:\\{name}.gguf") for name in ("a", "a b", "a,b")]
+    monkeypatch.undo()
+    start = 'llama-server -m "C:\\my models\\m.gguf" --lora '
+    assert lines == [f"{start}C:\\a.gguf", f'{start}"C:\\a b.gguf"', f'{start}\\"C:\\a,b.gguf\\"']
+
+
 def test_the_line_of_an_adapter_with_a_comma(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model, data, adapter = write(tmp_path, "llama", context=64), tmp_path / "t.txt", str(tmp_path / "a, b.gguf")
     data.write_text("once upon a time there was a dog. " * 40)

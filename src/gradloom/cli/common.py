@@ -128,7 +128,11 @@ def warn(text: str) -> None:
 
 def to_paste(words: Sequence[str]) -> str:
     """A command in one line, as a shell takes it: what cannot be printed is written as $'...' (bash, zsh, POSIX of
-    2024)."""
+    2024). On Windows, in the quotes of its programs."""
+    if sys.platform == "win32":
+        from subprocess import list2cmdline
+
+        return list2cmdline(words)
     return " ".join(shlex.quote(word) if word.isprintable() else _as_escapes(word) for word in words)
 
 
@@ -151,6 +155,8 @@ def llama_server(model: str, adapter: str | None = None) -> str:
     if "," not in adapter and not adapter.startswith('"'):
         return to_paste([*words, "--lora", adapter])
     quoted = '"' + adapter.replace('"', '""') + '"'
+    if sys.platform == "win32":  # without comments in a command
+        return to_paste([*words, "--lora", quoted])
     note = "a comma or quote in the path of an adapter: needs llama.cpp of February 2026 or newer"
     return f"{to_paste([*words, '--lora', quoted])}  # {note}"
 
