@@ -2,6 +2,7 @@
 
     python -m venv build/wheels && build/wheels/bin/pip install -r tools/wheels.txt
     build/wheels/bin/python tools/wheels.py [PLATFORM...] --out dist
+    build/wheels/bin/python tools/check_wheels.py dist/*.whl
 
 Per platform, CMake compiles the native library once, with the C++ compiler of the package ziglang; per interface of
 Python, the two modules are compiled against it: for Python 3.10, for 3.11, and for the stable interface of 3.12 and
@@ -134,8 +135,10 @@ class Build:
             objects[name] = str(folder / f"{name}.o")
             extra = ["-DNB_BUILD"] if name == "nanobind" else []
             run([str(self.compiler), *flags, *extra, f"-I{include}", "-c", str(source), "-o", objects[name]])
+        exports = folder / "exports.map"  # without it, also operator new and classes of nanobind
+        exports.write_text("{ global: PyInit_*; local: *; };\n")
         link = {
-            "Linux": ["-Wl,--gc-sections", "-Wl,-s", "-Wl,--build-id=none"],
+            "Linux": ["-Wl,--gc-sections", "-Wl,-s", "-Wl,--build-id=none", f"-Wl,--version-script={exports}"],
             "Darwin": ["-Wl,-undefined,dynamic_lookup", "-Wl,-dead_strip", "-Wl,-s"],
             "Windows": ["-Wl,-s", import_library(folder, abi)] if windows else [],
         }[self.platform.system]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from gradloom.cli.common import llama_server
 from tests.cli.command import run
 from tests.llm.random_models import write
 
@@ -39,6 +41,36 @@ def test_the_commands_name_the_result(capsys: pytest.CaptureFixture[str], tmp_pa
     assert code == 0 and last_lines(out)["elsewhere"] == ["llama-server", "-m", merged]
     command = last_lines(out)["use it"]
     assert run(capsys, *command[1:-1], "once", "-n", 2)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "adapter", ["a.gguf", "a folder/b.gguf", "it's/a.gguf", "a,b.gguf", '"a.gguf', 'a "b",c.gguf', 'a"b.gguf', ",", '"']
+)
+def test_llama_cpp_reads_the_path_of_the_adapter(adapter: str) -> None:
+    """It reads the value of --lora as a row of CSV since 2026, with a quote in an unquoted field as it is."""
+    words = shlex.split(line := llama_server("a, model.gguf", adapter), comments=True)
+    assert words[:4] == ["llama-server", "-m", "a, model.gguf", "--lora"] and len(words) == 5
+    assert next(csv.reader([words[4]])) == [adapter]
+    has_note = "  # a comma or quote in the path of an adapter: needs llama.cpp of February 2026 or newer" in line
+    assert has_note is ("," in adapter or adapter.startswith('"'))
+
+
+def test_paths_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single quotes are part of a path there."""
+    monkeypatch.setattr("sys.platform", "win32")
+    lines = [llama_server("C:\\my models\\m.gguf", f"C:\\{name}.gguf") for name in ("a", "a b", "a,b")]
+    monkeypatch.undo()
+    start = 'llama-server -m "C:\\my models\\m.gguf" --lora '
+    assert lines == [f"{start}C:\\a.gguf", f'{start}"C:\\a b.gguf"', f'{start}\\"C:\\a,b.gguf\\"']
+
+
+def test_the_line_of_an_adapter_with_a_comma(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, data, adapter = write(tmp_path, "llama", context=64), tmp_path / "t.txt", str(tmp_path / "a, b.gguf")
+    data.write_text("once upon a time there was a dog. " * 40)
+    code, out, _ = run(capsys, "finetune", model, data, "--context", 16, "--steps", 1, "--out", adapter)
+    lines = last_lines(out)
+    assert code == 0 and lines["use it"][4] == adapter
+    assert lines["elsewhere"][:5] == ["llama-server", "-m", str(model), "--lora", f'"{adapter}"']
 
 
 def test_the_readme_shows_the_line() -> None:

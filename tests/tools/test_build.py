@@ -1,10 +1,14 @@
-"""Configuring a build: a compiler that is missing, broken or old is named, and the next build looks for it anew."""
+"""Configuring a build: a compiler that is missing, broken or old is named, and the next build looks for it anew; a disk
+without room for the build is named with the room that it needs."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -17,8 +21,8 @@ pytestmark = [
 ]
 
 
-def configured(folder: Path, **env: str) -> tuple[int, str]:
-    command = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DGRADLOOM_MODULES=OFF"]
+def configured(folder: Path, *defined: str, **env: str) -> tuple[int, str]:
+    command = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *(defined or ("-DGRADLOOM_MODULES=OFF",))]
     clean = {name: value for name, value in os.environ.items() if name not in ("CXX", "CXXFLAGS")}
     done = subprocess.run(command, env=clean | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.returncode, " ".join(done.stdout.split())
@@ -38,3 +42,24 @@ def test_a_build_after_one_without_a_compiler(tmp_path: Path) -> None:
         assert code and "gradloom: the C++ compiler is GNU 7" in text and "need version 11 or newer for C++20" in text
     code, text = configured(build)
     assert code == 0 and "Configuring done" in text, text
+
+
+@pytest.mark.skipif(
+    not Path(sysconfig.get_path("include"), "Python.h").exists(), reason="needs the headers of this interpreter"
+)
+def test_a_disk_without_room_for_a_build(tmp_path: Path) -> None:
+    build, temporary = tmp_path / "build", tmp_path / "temporary"
+    temporary.mkdir()
+    python, far_more = f"-DPython_EXECUTABLE={sys.executable}", "-DGRADLOOM_SPACE=1000000000"
+    code, text = configured(build, python, far_more, TMPDIR=str(temporary))
+    free = (
+        rf"gradloom: \d+ MB are free on the disk of {re.escape(str(build))}, where the build is; need 1000000000 MB: "
+    )
+    assert code and re.search(free, text), text
+    small = Path("/dev/shm")
+    if shutil.disk_usage(small).free < (room := shutil.disk_usage(tmp_path).free) - 2_000_000:
+        between = f"-DGRADLOOM_SPACE={room // 1_000_000 - 1}"
+        code, text = configured(build, python, between, TMPDIR=str(small))
+        assert code and re.search(r"gradloom: \d+ MB are free on the disk of /dev/shm, where .* TMPDIR", text), text
+    code, text = configured(build, python, "-DGRADLOOM_SPACE=100", TMPDIR=str(temporary))
+    assert "MB are free" not in text, text

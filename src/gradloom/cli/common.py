@@ -128,7 +128,11 @@ def warn(text: str) -> None:
 
 def to_paste(words: Sequence[str]) -> str:
     """A command in one line, as a shell takes it: what cannot be printed is written as $'...' (bash, zsh, POSIX of
-    2024)."""
+    2024). On Windows, in the quotes of its programs."""
+    if sys.platform == "win32":
+        from subprocess import list2cmdline
+
+        return list2cmdline(words)
     return " ".join(shlex.quote(word) if word.isprintable() else _as_escapes(word) for word in words)
 
 
@@ -138,6 +142,23 @@ def _as_escapes(word: str) -> str:
         plain.get(c) or (c if c.isprintable() else "".join(f"\\{byte:03o}" for byte in os.fsencode(c))) for c in word
     ]
     return f"$'{''.join(parts)}'"
+
+
+def llama_server(model: str, adapter: str | None = None) -> str:
+    """llama.cpp's command that serves a model, with an adapter, in one line.
+
+    It reads the value of --lora as a row of CSV; versions before 2026 have no quotes there.
+    """
+    words = ["llama-server", "-m", model]
+    if adapter is None:
+        return to_paste(words)
+    if "," not in adapter and not adapter.startswith('"'):
+        return to_paste([*words, "--lora", adapter])
+    quoted = '"' + adapter.replace('"', '""') + '"'
+    if sys.platform == "win32":  # without comments in a command
+        return to_paste([*words, "--lora", quoted])
+    note = "a comma or quote in the path of an adapter: needs llama.cpp of February 2026 or newer"
+    return f"{to_paste([*words, '--lora', quoted])}  # {note}"
 
 
 def resume_line(command: str, places: Sequence[str], ranks: Communicator | None, exchange: str | None) -> str:

@@ -19,6 +19,7 @@ from .common import (
     is_quiet,
     json_text,
     json_when_stopped,
+    llama_server,
     print_report,
     raise_lost_signal,
     resume_line,
@@ -263,7 +264,8 @@ def _summary(run: Run, planned: MemoryPlan, use: Any, report: Mapping[str, Any])
         lines.append(("template", f"{use.chat_template}, saved with it{own}"))
     lines.append(("use it", _use(run, use.out)))
     if Path(use.out).suffix == ".gguf":
-        lines.append(("elsewhere", to_paste(["llama-server", "-m", *_model_words(run, use.out)])))
+        served = (use.out,) if run.method == "full" else (run.model.path, use.out)
+        lines.append(("elsewhere", llama_server(*served)))
     return lines
 
 
@@ -278,5 +280,5 @@ def _use(run: Run, place: str) -> str:
 
 
 def _model_words(run: Run, place: str) -> list[str]:
-    """The words of a command for the model with its adapter; llama.cpp's commands have the same."""
+    """The words of a command for the model with its adapter."""
     return [place] if run.method == "full" else [run.model.path, "--lora", place]

@@ -7,7 +7,7 @@ import time
 from typing import Annotated, Any
 
 from ..base.json_documents import MERGE
-from .common import Json, columns, json_text, to_paste, warn
+from .common import Json, columns, json_text, llama_server, to_paste, warn
 from .parser import Argument, Option
 from .progress import change_line
 
@@ -51,7 +51,7 @@ def merge(
             ("adapter", f"{adapter}: {plural(len(done.changed), 'tensor')} changed"),
             ("written", f"{out}: {done.bytes:,} bytes, tensors {kinds}"),
             ("use it", to_paste(["gradloom", "generate", out]) + ' --prompt "..."'),
-            ("elsewhere", to_paste(["llama-server", "-m", out])),
+            ("elsewhere", llama_server(out)),
         ]
     )
     if json:
