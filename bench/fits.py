@@ -2,10 +2,10 @@
 
     python bench/fits.py [--only 135M] [--contexts 512,2048] [--precision f32] [--measure]
 
-For each shape of model (random weights, a file that is written and removed) and context, from gl.llm.plan with a text of
-a few rows: the peak of the process without a budget, and the least `--memory` (with a margin of 5 %) with the predicted
-time of its step relative to that. --measure also runs one step within the least `--memory` and prints the peak of its
-process.
+For each shape of model (random weights, a file that is written and removed) and context, from gl.llm.plan with a text
+of a few rows: the peak of the process without a budget, and the least `--memory` (with a margin of 5 %) with the
+predicted time of its step relative to that. --measure also runs one step within the least `--memory` and prints the
+peak of its process.
 """
 
 from __future__ import annotations
