@@ -330,7 +330,13 @@ PLAN = Document(
         Key("needed_bytes", int, "memory of the run, on top of `base_bytes`", "bytes"),
         Key("peak_bytes", int, "planned peak of resident memory of the process", "bytes"),
         Key("planned_bytes", int, "the arena and the scratch of all threads", "bytes"),
-        Key("fits", bool, "whether `needed_bytes` are available"),
+        Key(
+            "copied_bytes",
+            int,
+            "copies of trained arrays while a checkpoint is written, not in `needed_bytes`",
+            "bytes",
+        ),
+        Key("fits", bool, "whether `needed_bytes` and `copied_bytes` are available"),
         Key("step_seconds", float, "predicted duration of an optimiser step", "s", "on the CPU of one process"),
         Key(
             "predicted_seconds",

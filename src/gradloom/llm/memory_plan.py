@@ -12,12 +12,13 @@ from ..train.duration import Duration, approximate
 from .gpu_layers import GpuLayers
 
 # Reported by other functions, or not at all
-APART = ("on_device", "layers", "transfers", "transferred", "duration", "curve", "copied")
+APART = ("on_device", "layers", "transfers", "transferred", "duration", "curve", "left")
 PLAIN = ("threads", "steps", "recompute_overhead", "device")  # no numbers of bytes
 ON_DEVICE = {
     "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
     "outputs": "records", "copies": "gathered", "transfers": "staging",
 }  # fmt: skip
+SMALL = 4 << 20  # bytes of copies that are not shown
 FEWER_TRAINED = "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
 
 
@@ -52,8 +53,8 @@ class MemoryPlan:
                    its `step` is meaningful
     curve          of `plan` on the CPU: (`need`, relative time of a step) without a budget and with ever smaller ones,
                    with the same rows at once
-    copied         for a budget: copies of trained arrays in checkpoints, callbacks and averages; of `plan` also memory
-                   that planning has left in the process
+    copied         copies of trained arrays while a checkpoint is written, in callbacks and averages: on top of `need`
+    left           of `plan`, for a budget: memory that planning has left in the process
     """
 
     weights: int
@@ -82,6 +83,7 @@ class MemoryPlan:
     duration: Duration | None = field(default=None, compare=False)  # of this machine
     curve: tuple[tuple[int, float], ...] = field(default=(), compare=False)
     copied: int = field(default=0, compare=False)
+    left: int = field(default=0, compare=False)
 
     @property
     def is_split(self) -> bool:
@@ -112,18 +114,20 @@ class MemoryPlan:
 
     def budget(self, need: int | None = None) -> int:
         """The least `memory` that permits a run that needs `need` bytes, by default this one."""
-        total = max(self.base + (self.need if need is None else need) + self.copied, self.reading)
+        need = self.need if need is None else need
+        total = max(self.base + need + self.copied + self.left, self.reading)
         return with_reserve(total, self.base)
 
     @property
     def fits(self) -> bool:
-        return self.available is None or self.need <= self.available
+        return self.available is None or self.need + self.copied <= self.available
 
     def check(self) -> None:
         """SettingError when this machine has not the memory: before anything runs."""
         if self.available is not None:
-            what = f"plan: {show_bytes(self.need)} of memory are needed"
-            need_memory(self.need, what, self.hint(), available=self.available)
+            most = self.need + self.copied
+            what = f"plan: {show_bytes(most)} of memory are needed"
+            need_memory(most, what, self.hint(), available=self.available)
 
     def hint(self) -> str:
         """What would need less, by what needs the most."""
@@ -175,11 +179,16 @@ class MemoryPlan:
             ("base", f"{show_bytes(self.base)}: Python and its libraries, held before the run"),
             ("peak" if self.on_device is None else "peak here", show_bytes(self.total) + self._reading()),
         ]
+        if self.copied >= SMALL:
+            rows.append(
+                ("checkpoints", f"{show_bytes(self.copied)} more while one is written: copies of trained arrays")
+            )
         if self.available is not None:
             rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
-        if len(self.curve) > 1:
-            points = (f"{show_bytes(self.budget(need))} x{time:.2f}" for need, time in self.curve)
-            rows.append(("memory and time", f"{', '.join(points)}: --memory, and time of a step"))
+        points = {show_bytes(self.budget(need)): f"x{time:.2f}" for need, time in self.curve}
+        if len(points) > 1:
+            shown = ", ".join(f"{budget} {time}" for budget, time in points.items())
+            rows.append(("memory and time", f"{shown}: --memory, and time of a step"))
         if self.duration is not None:
             rows.append(("time of a step", f"about {approximate(self.duration.step)}"))
             if self.reading:

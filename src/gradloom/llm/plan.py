@@ -117,10 +117,10 @@ def plan(
     tuning, source = planned(job)
     found = memory_of(tuning, data is None or "tokenizer" in vars(model), there)
     duration = duration_of(tuning, source) if found.fits else None
-    found = replace(found, layers=job.layers, base=base, reading=reading, duration=duration, copied=_copied(tuning))
+    found = replace(found, layers=job.layers, base=base, reading=reading, duration=duration)
     found = replace(found, curve=_curve(job, tuning, found))
     del tuning, source
-    return replace(found, copied=found.copied + max(resident_when_settled() - base, 0))
+    return replace(found, left=max(resident_when_settled() - base, 0))
 
 
 def _curve(job: TuningJob, tuning: Tuning, found: MemoryPlan) -> tuple[tuple[int, float], ...]:
@@ -303,7 +303,7 @@ def _in_arena(job: TuningJob, most: int, base: int, reading: int) -> tuple[Tunin
 def _planned_memory(job: TuningJob, has_text: bool) -> MemoryPlan:
     """The memory of a job, whose programs are planned and freed."""
     tuning = planned(job)[0]
-    return replace(memory_of(tuning, has_text), copied=_copied(tuning))
+    return memory_of(tuning, has_text)
 
 
 def _copied(tuning: Tuning) -> int:
@@ -345,6 +345,7 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
     return MemoryPlan(
         weights=_bytes(weights),
         copies=model.copied_bytes,
+        copied=_copied(tuning),
         trained=_bytes(trained),
         state=_bytes(state),
         gradients=_bytes(sums) + sum(exchange.reduction_bytes for exchange in exchanges),
