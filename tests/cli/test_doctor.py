@@ -71,7 +71,8 @@ def test_other_platforms_are_marked(capsys, fresh, monkeypatch):
     assert found["tested"] is (here == ("Linux", "x86_64", "glibc")) and found["tested"] is ("\nplatform " not in out)
     for system, processor, libc, label in (
         ("Linux", "aarch64", "glibc", "tested in part, under emulation"),
-        ("Linux", "x86_64", "", "built, not tested on this platform"),  # musl
+        *(("Linux", "x86_64", name, "tested in part") for name in ("", "libc", "musl")),
+        ("Linux", "aarch64", "musl", "built, not tested on this platform"),
         ("Darwin", "arm64", "", "built, not tested on this platform"),
     ):
         monkeypatch.setattr("platform.machine", lambda processor=processor: processor)
