@@ -3,6 +3,7 @@ found."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Any
 
@@ -334,6 +335,20 @@ def test_a_plan_states_what_it_computes_again() -> None:
     assert nodes == len(kernels(made)) - len(kernels(program)) > 0
     assert found[1].recomputed.overhead == pytest.approx(more / whole - 1, rel=1e-3)
     assert found[1].recomputed.bytes >= nodes * 64
+
+
+def test_planning_within_a_budget_leaves_no_garbage() -> None:
+    """Which would be added to the memory of the process, beside the arrays of the program: while several programs are
+    compiled, nothing else collects it."""
+    program = deep(20)
+    budget = gl.compile(program.outputs).plan.peak_bytes * 2 // 3
+    gc.collect()
+    gc.disable()
+    try:
+        run = gl.compile(program.outputs, memory=budget)
+    finally:
+        gc.enable()
+    assert run.plan.recomputed.nodes and gc.collect() < 100
 
 
 def test_the_least_budget_of_an_error_is_enough() -> None:

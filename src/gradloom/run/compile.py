@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from ..base.arguments import what_is
 from ..base.collector import paused
 from ..base.errors import BackendError, BudgetError, DTypeError, GraphError, SettingError
 from ..base.habits import hinted
-from ..base.memory import as_bytes, show_bytes
+from ..base.memory import as_bytes, show_bytes, trim
 from ..base.settings import Switches, switches
 from ..base.terminal import to_stderr
 from ..graph.graph import check_graph, check_updates
@@ -157,6 +158,9 @@ def plan_within(budget: int, program: Program, plan_of: PlanOf) -> tuple[Program
         error = BudgetError(setting="memory", seen=show_bytes(budget), need=need, place="compile")
         error.least = least
         raise error
+    del plans
+    gc.collect()  # the programs and plans that were tried, which refer to themselves, would add to the process's memory
+    trim()
     return found
 
 
