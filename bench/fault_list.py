@@ -230,7 +230,6 @@ FAULTS = (
         "            self._regroup(one, begin)\n            one.split, one.last",
         "            one.split, one.last",
     ),
-    Fault("plan/recomputed.py", "if now.max() > target or lives.cost >= cost:", "if lives.cost >= cost:"),
     Fault("plan/recomputed.py", "best = min(found, key", "best = max(found, key"),
     Fault("plan/recomputed.py", "if not dear and then[then > now].max(initial=0) <= target:", "if not dear:"),
     Fault("plan/recomputed.py", "extra = {origins[node]: one.workspace_bytes for", "extra = {origins[node]: 0 for"),
