@@ -3,6 +3,7 @@ found."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Any
 
@@ -334,6 +335,48 @@ def test_a_plan_states_what_it_computes_again() -> None:
     assert nodes == len(kernels(made)) - len(kernels(program)) > 0
     assert found[1].recomputed.overhead == pytest.approx(more / whole - 1, rel=1e-3)
     assert found[1].recomputed.bytes >= nodes * 64
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, "deep", *range(12)])
+def test_the_fastest_plan_that_was_tried_is_taken_and_none_above_the_budget(
+    name: str | int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget(program_of(name), plan_of, seconds)
+    least, whole, plans = budget.smallest[1].peak_bytes, budget.whole.peak_bytes, list[Plan]()
+    make = budget.made
+
+    def made() -> tuple[Program, Plan]:
+        found = make()
+        plans.append(found[1])
+        return found
+
+    monkeypatch.setattr(budget, "made", made)
+    for bytes in [int(share * least) for share in (0.5, 0.8, 0.95)] + [least - 1, least, (3 * least + whole) // 4]:
+        plans.clear()
+        found = budget.within(bytes)
+        fitting = [plan.recomputed.overhead for plan in plans if plan.peak_bytes <= bytes]
+        if found is None:
+            assert not fitting and bytes < least
+        else:
+            assert found[1].peak_bytes <= bytes
+            assert not fitting or found[1].recomputed.overhead == min(fitting)
+    for target in np.linspace(least - budget.more, budget.lives.most, 7).astype(int):
+        if choose(budget.lives, int(target)):
+            assert budget.lives.peak() <= target
+
+
+def test_planning_within_a_budget_leaves_no_garbage() -> None:
+    """Which would be added to the memory of the process, beside the arrays of the program: while several programs are
+    compiled, nothing else collects it."""
+    program = deep(20)
+    budget = gl.compile(program.outputs).plan.peak_bytes * 2 // 3
+    gc.collect()
+    gc.disable()
+    try:
+        run = gl.compile(program.outputs, memory=budget)
+    finally:
+        gc.enable()
+    assert run.plan.recomputed.nodes and gc.collect() < 100
 
 
 def test_the_least_budget_of_an_error_is_enough() -> None:

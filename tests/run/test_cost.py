@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,7 @@ from gradloom.run.cost import (
     node_seconds,
     program_seconds,
 )
-from gradloom.run.rates import measured_rates, slow_rates
+from gradloom.run.rates import measure_early, measured_rates, rates_for, slow_rates
 
 RATES = Rates(threads=2, product=2e11, product_bf16=6e11, cached=2e11, memory=1e10, cache_bytes=1 << 20)
 
@@ -100,6 +101,24 @@ def test_the_cost_of_a_batch_does_not_grow_with_the_data() -> None:
 def test_shares_belong_to_ops() -> None:
     assert REGISTRY.keys() >= SHARES.keys()
     assert all(0 < share <= 1 for share in SHARES.values())
+
+
+def test_measuring_leaves_no_arrays() -> None:
+    measured_rates.cache_clear()
+    measured_rates(2, is_large=True)
+    assert not [one for one in gc.get_objects() if isinstance(one, Stored) and one.name == "rate"]
+
+
+def test_large_programs_are_measured_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and for the same rates as later."""
+    asked = []
+    monkeypatch.setattr("gradloom.run.rates.measured_rates", lambda *how: asked.append(how) or slow_rates(2))
+    plans = [gl.compile(ops.exp(gl.input("x", (n,))), backend="null", threads=2).plan for n in (64, 64 << 20)]
+    measure_early(plans[:1])
+    assert asked == []
+    measure_early(plans)
+    rates_for(plans, None, lambda _: 1.0, 0.0)
+    assert asked == [(2, None, False, True)] * 2
 
 
 def test_measured_rates_are_those_of_this_machine_and_measured_once() -> None:

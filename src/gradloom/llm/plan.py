@@ -38,9 +38,11 @@ from ..run.budget import (
     check_one_process,
     check_places,
     resident_when_settled,
+    shared_bytes,
     too_small,
 )
 from ..run.compile import memory_curve
+from ..run.rates import measure_early
 from ..train.arguments import halves
 from ..train.loop import copied_bytes
 from ..train.source import PlannedSource
@@ -292,7 +294,8 @@ def _in_arena(job: TuningJob, most: int, base: int, reading: int) -> tuple[Tunin
             found = _planned_memory(job, not reading or "tokenizer" in vars(job.model))
         except BudgetError as error:  # of a job with an arena, whose total is known
             return None, total - arena + error.least
-        held = held or max(base, resident_when_settled())  # later plans use the memory that the first one has left
+        if not held:  # later plans use the memory that the first one has left
+            held = max(base, resident_when_settled() - shared_bytes(found.arena))
         total = replace(found, base=held, reading=reading).budget()
         if total <= most:
             return job, total
@@ -303,6 +306,9 @@ def _in_arena(job: TuningJob, most: int, base: int, reading: int) -> tuple[Tunin
 def _planned_memory(job: TuningJob, has_text: bool) -> MemoryPlan:
     """The memory of a job, whose programs are planned and freed."""
     tuning = planned(job)[0]
+    trained = [plan for plan in tuning.plans if isinstance(plan, Plan)]
+    if job.ranks is None and trained:
+        measure_early(trained, job.options.get("isa"))
     return memory_of(tuning, has_text)
 
 

@@ -19,6 +19,7 @@ from .backend import is_device
 from .compile import compile as compile_program
 from .cpu_backend import arena as shared_arena
 from .null_backend import PLANNED
+from .rates import measure_early
 
 HUGE = 2 << 20  # bytes of a huge page: arenas and scratch take whole ones
 LOAD_BYTES = 1 << 10  # for each instruction of a planned step when it is loaded
@@ -76,6 +77,12 @@ def resident_when_settled() -> int:
     gc.collect()
     memory.trim()
     return memory.resident()
+
+
+def shared_bytes(arena: int) -> int:
+    """The bytes of an arena that are in memory already: earlier programs have used them."""
+    shared = shared_arena()
+    return memory.present(shared.address, min(arena, shared.bytes))
 
 
 def too_small(who: str, most: int, least: int, hint: str, included: str = "") -> BudgetError:
@@ -140,6 +147,7 @@ class ProcessBudget:
                     build()
                     if not self._planned:
                         return
+                    measure_early(self._planned)
                     total, planned = self._total(more()), max(_planned(plan) for plan in self._planned)
                     excess = largest(total - self.most)
                     if excess <= 0:
@@ -190,10 +198,10 @@ class ProcessBudget:
 
     def _total(self, more: int) -> int:
         """The resident memory of the process with the programs of this search and the earlier ones."""
-        held, shared = resident_when_settled(), shared_arena()
+        held = resident_when_settled()
         plans = [*self._planned, *(run.plan for run in self._loaded)]
         arena = -(-max(p.bytecode.arena_bytes for p in plans) // HUGE) * HUGE
-        arena -= memory.present(shared.address, min(arena, shared.bytes))
+        arena -= shared_bytes(arena)
         scratch = sum(-(-p.bytecode.scratch_bytes * p.threads // HUGE) * HUGE for p in plans)
         arrays = sum(stored.absent_bytes for stored in {s for p in plans for s in p.bytecode.stored})
         inputs = sum(p.bytecode.inputs_bytes + len(p.bytecode.constants) for p in plans)

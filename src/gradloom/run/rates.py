@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from ..base.aligned import aligned_empty
 from ..base.dtypes import bf16
+from ..base.memory import trim
 from ..base.settings import core_count
 from ..graph.leaves import stored_value
 from ..graph.opspec import REGISTRY
@@ -45,7 +47,7 @@ def measured_rates(threads: int, isa: str | None = None, is_bf16: bool = False, 
     threads = min(threads, core_count())
     far = LARGE_FAR if is_large else FAR
     product = _product(threads, isa, np.dtype(np.float32))
-    return Rates(
+    rates = Rates(
         threads=threads,
         product=product,
         product_bf16=_product(threads, isa, bf16.numpy) if is_bf16 else product,
@@ -53,6 +55,9 @@ def measured_rates(threads: int, isa: str | None = None, is_bf16: bool = False, 
         memory=_bytes_per_second("neg", 1, far, threads, isa),
         cache_bytes=(_core.processor()[-1] or L2_BYTES) * threads,
     )
+    gc.collect()  # graphs refer to themselves: their arrays would stay
+    trim()
+    return rates
 
 
 def rates_for(plans: Sequence[Plan], isa: str | None, seconds: Callable[[Rates], float], least: float) -> Rates | None:
@@ -64,10 +69,22 @@ def rates_for(plans: Sequence[Plan], isa: str | None, seconds: Callable[[Rates],
     threads = plans[0].threads
     if seconds(slow_rates(threads)) < least:
         return None
-    is_bf16 = any(value.dtype is bf16 for plan in plans for node in plan.order.steps for value in node.outputs)
-    is_large = max(plan.peak_bytes + plan.stored_bytes for plan in plans) >= LARGE
-    rates = measured_rates(threads, isa, is_bf16, is_large)
+    rates = measured_rates(threads, isa, *_kind(plans))
     return rates if seconds(rates) >= least else None
+
+
+def measure_early(plans: Sequence[Plan], isa: str | None = None) -> None:
+    """Measure the rates that `rates_for` will use of these programs, where they are large: now, before their arrays are
+    there, to which those of the measurement would be added."""
+    is_bf16, is_large = _kind(plans)
+    if is_large:
+        measured_rates(plans[0].threads, isa, is_bf16, is_large)
+
+
+def _kind(plans: Sequence[Plan]) -> tuple[bool, bool]:
+    """Whether they have bf16 values, and whether one is large."""
+    is_bf16 = any(value.dtype is bf16 for plan in plans for node in plan.order.steps for value in node.outputs)
+    return is_bf16, max(plan.peak_bytes + plan.stored_bytes for plan in plans) >= LARGE
 
 
 def _product(threads: int, isa: str | None, kind: np.dtype) -> float:

@@ -7,6 +7,7 @@ instructions, and this thread waits only for values that the CPU, or another dev
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..base.errors import BackendError, BudgetError, GuardTripped, IndexOutOfRange, NotFinite
 from ..base.interrupts import postponed
-from ..base.memory import show_bytes
+from ..base.memory import show_bytes, trim
 from ..base.settings import Switches
 from ..plan.bytecode import NODE_MASK
 from ..plan.plan import Plan
@@ -52,6 +53,9 @@ def plan_within(
         error = BudgetError(setting="memory", seen=show_bytes(budget), need=need, place="compile")
         error.least = least
         raise error
+    del plans
+    gc.collect()  # the programs and plans that were tried, which refer to themselves, would add to the process's memory
+    trim()
     return found
 
 

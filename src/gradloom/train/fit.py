@@ -154,8 +154,8 @@ def fit(
             about={"folds": folds} if folds else {},
         )  # fmt: skip
         if trainer.driver.budget is not None:
-            is_resumed = saver is not None and saver.entries is not None
-            trainer.driver.budget.hint = RESUMED_HINT if is_resumed else trainer.driver.budget.hint
+            if is_resumed := saver is not None and saver.entries is not None:
+                trainer.driver.budget.hint = RESUMED_HINT
             may_shrink = use.micro_batch_size is None and ranks is None and not is_resumed
             loop.prepare(halves(micro_batch_size) if may_shrink else ())
         loop.run(display)
