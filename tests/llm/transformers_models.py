@@ -24,7 +24,6 @@ YARN = {
 YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
 HALVES = {"rope_type": "default", "rope_theta": 5000.0}
 WIDE = {"head_dim": 16, "rope_parameters": HALVES}
-BASE = {"rope.freq_base": 5000.0}
 LONG = {
     "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32, "factor": 2.0,
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.5, 2.0, 3.0, 4.0, 6.0, 8.0],
@@ -37,7 +36,7 @@ class Case(NamedTuple):
     arch: str
     name: str
     settings: dict[str, Any]
-    metadata: dict[str, Any]
+    metadata: dict[str, Any] = {}  # noqa: RUF012
     interleaved: bool = False  # rows of q and k are permuted
 
 
@@ -56,24 +55,23 @@ CASES = {
             "rope.scaling.type": "linear", "rope.scaling.factor": 8.0,
         },
     ),
-    "phi3": Case("phi3", "Phi3", {"rope_parameters": HALVES}, BASE),
+    "phi3": Case("phi3", "Phi3", {"rope_parameters": HALVES}),
     "phi3, longrope": Case(
         "phi3", "Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 32}, {
             "rope.freq_base": 10000.0, "rope.scaling.original_context_length": 32, "rope.scaling.type": "longrope",
             "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(2) / np.log(32))),
         },
     ),
-    "smollm3": Case("smollm3", "SmolLM3", {"rope_parameters": HALVES}, BASE, True),
+    "smollm3": Case("smollm3", "SmolLM3", {"rope_parameters": HALVES}, interleaved=True),
     "granite": Case(
         "granite", "Granite", {
             "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 5.0,
             "rope_parameters": HALVES,
         }, {
             "embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.2, "logit_scale": 5.0,
-            "rope.freq_base": 5000.0,
         }, True,
     ),
-    "olmo2": Case("olmo2", "Olmo2", {"rope_parameters": HALVES}, BASE),
+    "olmo2": Case("olmo2", "Olmo2", {"rope_parameters": HALVES}),
     "olmo3": Case(
         "olmo2", "Olmo3", {
             "rope_parameters": {"sliding_attention": HALVES, "full_attention": YARN}, "sliding_window": 5,
@@ -89,16 +87,16 @@ CASES = {
     "glm4": Case(
         "glm4", "Glm4", {
             "head_dim": 16, "attention_bias": True, "rope_parameters": HALVES | {"partial_rotary_factor": 0.5},
-        }, {"rope.dimension_count": 8, "rope.freq_base": 5000.0},
+        }, {"rope.dimension_count": 8},
     ),
     "exaone4": Case(
         "exaone4", "Exaone4", {
             "layer_types": ["full_attention"] * LAYERS, "sliding_window": None, "rope_parameters": HALVES,
-        }, BASE,
+        },
     ),
-    "seed_oss": Case("seed_oss", "SeedOss", WIDE | {"attention_bias": True}, BASE),
-    "ernie4_5": Case("ernie4_5", "Ernie4_5", WIDE, BASE),
-    "hunyuan-dense": Case("hunyuan-dense", "HunYuanDenseV1", WIDE, BASE),
+    "seed_oss": Case("seed_oss", "SeedOss", WIDE | {"attention_bias": True}),
+    "ernie4_5": Case("ernie4_5", "Ernie4_5", WIDE),
+    "hunyuan-dense": Case("hunyuan-dense", "HunYuanDenseV1", WIDE),
 }  # fmt: skip
 NAMES = {  # of tensors in a block, and outside; what differs between families
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -159,17 +157,16 @@ def write(path: Path, case: Case, made: Any) -> Path:
     c = made.config
     head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     writer = gguf.GGUFWriter(path, case.arch)
-    for key, value in {
+    known = {
         "context_length": c.max_position_embeddings, "embedding_length": c.hidden_size,
         "block_count": c.num_hidden_layers, "feed_forward_length": c.intermediate_size,
         "attention.head_count": c.num_attention_heads, "attention.head_count_kv": c.num_key_value_heads,
         "attention.key_length": head, "attention.value_length": head,
         "attention.layer_norm_rms_epsilon": float(c.rms_norm_eps), "rope.dimension_count": head,
         "rope.freq_base": 5000.0, "vocab_size": c.vocab_size,
-    } .items():  # fmt: skip
-        _add(writer, f"{case.arch}.{key}", case.metadata.get(key, value))
-    for key in sorted(set(case.metadata) - {"rope.dimension_count", "rope.freq_base"}):
-        _add(writer, f"{case.arch}.{key}", case.metadata[key])
+    }  # fmt: skip
+    for key, value in (known | case.metadata).items():
+        _add(writer, f"{case.arch}.{key}", value)
     add_tokenizer(writer, c.vocab_size, False)
     for name, weight in made.named_parameters():
         array = stored(case, made, name, weight.detach().numpy())

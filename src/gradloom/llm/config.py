@@ -81,6 +81,24 @@ class Config:
         )
 
 
+def windowed(c: Config, windows: tuple[int | None, ...], **near: Any) -> Config:
+    """The configuration with these windows; rotations of blocks that have one differ by the fields `near`."""
+    pairs = zip(c.rope, windows, strict=True)
+    rope = tuple(one if one is None or window is None else replace(one, **near) for one, window in pairs)
+    return replace(c, windows=windows, rope=rope)
+
+
+def scaled(keys: Keys, c: Config, embedding: float, residual: float, logits: float | None) -> Config:
+    """The configuration with the factors of the embedding, the branches and the logits, and these defaults; None: the
+    file must have it."""
+    return replace(
+        c,
+        embedding_scale=keys.number("embedding_scale", embedding),
+        residual_scale=keys.number("residual_scale", residual),
+        logit_scale=1 / keys.number("logit_scale", logits),
+    )
+
+
 def read_config(keys: Keys, shapes: Mapping[str, tuple[int, ...]]) -> Config:
     """The configuration of a file of a supported architecture. Raises FileError, naming the key, for a
     value that is missing, malformed, or larger than the file.

@@ -18,24 +18,18 @@ from .config import Config, Keys
 from .net import Layer, Net, Pairing
 
 # Linear layers: Hugging Face's module -> GGUF's tensor, in a block and outside of it
-MODULES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-FUSED_FFN = {name: tensor for name, tensor in MODULES.items() if tensor not in ("ffn_gate", "ffn_up")} | {
-    "mlp.gate_up_proj": "ffn_up"
-}
-FUSED = {"self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output"} | {
-    "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
+_APART = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
+_QKV = {"self_attn.qkv_proj": "attn_qkv"}
+_OUTPUT = {"self_attn.o_proj": "attn_output"}
+_GATE_AND_UP = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
+_GATE_UP = {"mlp.gate_up_proj": "ffn_up"}
+_DOWN = {"mlp.down_proj": "ffn_down"}
+MODULES = _APART | _OUTPUT | _GATE_AND_UP | _DOWN
+FUSED_FFN = _APART | _OUTPUT | _GATE_UP | _DOWN
+FUSED = _QKV | _OUTPUT | _GATE_UP | _DOWN
 ALL_MODULES = FUSED | FUSED_FFN | MODULES  # of all families
 END_MODULES = {"model.embed_tokens": "token_embd", "lm_head": "output"}
-QKV = ("attn_q", "attn_k", "attn_v")
+QKV = tuple(_APART.values())
 LINEARS = tuple(MODULES.values())  # of a block
 POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
@@ -58,8 +52,8 @@ class Family:
     norms            names of norms, "" for none: before attention and feed-forward
     post_norms       likewise, behind them
     activation       of the gate
-    fused_ffn        ffn_up holds the rows of the gate, then those of up
-    modules          linear layers of a block: Hugging Face's module -> GGUF's tensor
+    modules          linear layers of a block: Hugging Face's module -> GGUF's tensor. Without ffn_gate, ffn_up
+                     holds the rows of the gate, then those of up
     configure        returns the configuration with the family's own metadata; raises FileError
     """
 
@@ -72,22 +66,22 @@ class Family:
     norms: tuple[str, str] = ("attn_norm", "ffn_norm")
     post_norms: tuple[str, str] = ("", "")
     activation: Literal["silu", "gelu"] = "silu"
-    fused_ffn: bool = False
     modules: Mapping[str, str] = field(default_factory=lambda: MODULES)
     configure: Callable[[Keys, Config], Config] = _as_read
+
+    @property
+    def fused_ffn(self) -> bool:
+        return "ffn_gate" not in self.modules.values()
 
     def linears(self, c: Config) -> dict[str, Shape]:
         """The linear layers of a block: name -> shape in NumPy's order."""
         q, kv, up = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.ffn_width
-        qkv: dict[str, Shape] = {"attn_q": (q, c.width), "attn_k": (kv, c.width), "attn_v": (kv, c.width)}
+        rows = {"attn_qkv": q + 2 * kv} if c.fused_qkv else {"attn_q": q, "attn_k": kv, "attn_v": kv}
+        into = {"ffn_up": 2 * up} if self.fused_ffn else {"ffn_gate": up, "ffn_up": up}
         return {
-            **({"attn_qkv": (q + 2 * kv, c.width)} if c.fused_qkv else qkv),
+            **{name: (count, c.width) for name, count in rows.items()},
             "attn_output": (c.width, q),
-            **(
-                {"ffn_up": (2 * up, c.width)}
-                if self.fused_ffn
-                else {"ffn_gate": (up, c.width), "ffn_up": (up, c.width)}
-            ),
+            **{name: (count, c.width) for name, count in into.items()},
             "ffn_down": (c.width, up),
         }
 

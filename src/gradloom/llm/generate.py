@@ -394,15 +394,14 @@ def generator_for(model: Model, adapter: Adapter | None, rows: int, **options: A
 
     A model caches the last KEPT generators that were returned.
     """
-    key = (None if adapter is None else id(adapter), tuple(sorted(options.items())))
+    most = -(-rows // ROWS) * ROWS
+    key = (None if adapter is None else id(adapter), tuple(sorted(options.items())), model.is_long(most))
     with locks.building:
         kept: list[tuple[Any, Generator]] = vars(model).setdefault("generators", [])
-        is_long = model.is_long(rows)
-        fits = (other == key and g.rows >= rows and model.is_long(g.rows) == is_long for other, g in kept)
-        place = next((i for i, found in enumerate(fits) if found), None)
+        place = next((i for i, (other, g) in enumerate(kept) if other == key and g.rows >= rows), None)
         generator = None if place is None else kept.pop(place)[1]
     if generator is None:
-        generator = Generator(model, adapter, -(-rows // ROWS) * ROWS, **options)
+        generator = Generator(model, adapter, most, **options)
     generator.reset()
     try:
         yield generator

@@ -76,10 +76,6 @@ class Net:
         )  # fmt: skip
         self.batch, self.length = shape
         self.longest = self.length if caches is None else caches.longest  # tokens of a text
-        self._angles = {
-            rope: constant(model.frequencies(rope, self.longest)) for rope in set(self.config.rope) if rope is not None
-        }
-        self.factors = self._factors()
 
     def weight(self, name: str) -> Value:
         own = None if self.adapter is None else self.adapter.weight(name)
@@ -110,10 +106,6 @@ class Net:
                 y = y + more
             return y + self.weight(f"{name}.bias") if f"{name}.bias" in self.model.weights else y
 
-    def angles(self, rope: Rope) -> Value:
-        """Radians per token of each rotated pair, f32 [rope.dims / 2]."""
-        return self._angles[rope]
-
     def _factors(self) -> Value | None:
         """Of queries at each position, f32 [positions, 1]; None where the configuration has no `temperature`."""
         if self.config.temperature is None:
@@ -127,6 +119,11 @@ class Net:
         return None if self.placing is None or name.startswith("blk.") else self.placing.end
 
     def layers(self, positions: Value) -> Iterator[Layer]:
+        """The blocks. angles: radians per token of each pair that a rotation turns, f32 [dims / 2]; factors: of
+        queries. Both are created once, outside of the blocks: they are on no device."""
+        ropes = dict.fromkeys(rope for rope in self.config.rope if rope is not None)
+        self.angles = {rope: constant(self.model.frequencies(rope, self.longest)) for rope in ropes}
+        self.factors = self._factors()
         for i in range(self.config.layers):
             with scope(f"blk.{i}"), at(self.placing and self.placing.block(i)):
                 yield Layer(self, i, positions)
@@ -153,7 +150,7 @@ class Layer:
         rope = self.config.rope[self.number]
         if rope is None:
             return x
-        return ops.rope(x, self.positions, self.net.angles(rope), pairing=pairing, scale=rope.magnitude)
+        return ops.rope(x, self.positions, self.net.angles[rope], pairing=pairing, scale=rope.magnitude)
 
     def tempered(self, q: Value) -> Value:
         """Queries [B, T, H, D], scaled by a factor of their position where the configuration has `temperature`."""

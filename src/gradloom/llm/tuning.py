@@ -158,8 +158,7 @@ class TuningJob:
     rows, val_rows: rows that train, and that each evaluation reads; all_rows: rows of the data; context: tokens
     of each. saver: of a run that may be resumed, which then has the micro-batches that it had. options: of gl.compile.
     layers: those that run on a GPU. arena: most bytes of the arena and scratch of each program, with layers of its part
-    on the GPU. kept: copies of the
-    trained arrays that callbacks hold at once.
+    on the GPU. kept: copies of the trained arrays that callbacks hold at once.
     """
 
     model: Model

@@ -8,20 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..config import Config, Keys
+from ..config import Config, Keys, windowed
 from ..family import POST_NORMS, Family
 
 
 def _configure(keys: Keys, c: Config) -> Config:
-    windows = keys.windows(c.layers, 6)
-    rope = c.rope[0]
-    assert rope is not None
-    near = replace(rope, base=keys.number("rope.freq_base_swa", 10000.0), scaling="none", factor=1.0)
     cap = keys.number("final_logit_softcapping", 0.0, least=0.0)
+    near = keys.number("rope.freq_base_swa", 10000.0)
     return replace(
-        c,
-        windows=windows,
-        rope=tuple(rope if window is None else near for window in windows),
+        windowed(c, keys.windows(c.layers, 6), base=near, scaling="none", factor=1.0),
         attention_scale=(c.width // c.heads if c.layers == 62 else c.head_dim) ** -0.5,  # 62: the 27B model
         embedding_scale=math.sqrt(c.width),
         logit_cap=cap or None,

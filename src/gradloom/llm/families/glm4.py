@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from ..family import FUSED_FFN, POST_NORMS, QKV, Family
 
-FAMILY = Family(pairing="interleaved", optional_biases=QKV, post_norms=POST_NORMS, fused_ffn=True, modules=FUSED_FFN)
+FAMILY = Family(pairing="interleaved", optional_biases=QKV, post_norms=POST_NORMS, modules=FUSED_FFN)

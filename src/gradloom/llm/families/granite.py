@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..config import Config, Keys
+from ..config import Config, Keys, scaled
 from ..family import LINEARS, Family
 
 
@@ -12,13 +12,8 @@ def _configure(keys: Keys, c: Config) -> Config:
     rotates = keys.get("rope.scaling.finetuned", True)
     if not isinstance(rotates, bool):
         raise keys.wrong("rope.scaling.finetuned", rotates, "true or false")
-    return replace(
-        c,
-        rope=c.rope if rotates else (None,) * c.layers,
-        embedding_scale=keys.number("embedding_scale", 1.0),
-        residual_scale=keys.number("residual_scale", 1.0),
-        logit_scale=1 / keys.number("logit_scale"),
-    )
+    c = c if rotates else replace(c, rope=(None,) * c.layers)
+    return scaled(keys, c, embedding=1.0, residual=1.0, logits=None)
 
 
 FAMILY = Family(pairing="interleaved", optional_biases=LINEARS, configure=_configure)

@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from ..family import FUSED, Family
 
-FAMILY = Family(pairing="half", fused_ffn=True, modules=FUSED)
+FAMILY = Family(pairing="half", modules=FUSED)
