@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import re
 import sys
@@ -125,6 +126,13 @@ def trim() -> None:
     moment would otherwise add to the memory of a run."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def settle() -> None:
+    """Free what nothing needs any more: graphs, programs and plans refer to themselves, and stay until they are
+    collected, with their arrays."""
+    gc.collect()
+    trim()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ spread over its micro-batches.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 import time
@@ -238,8 +237,7 @@ class Run(Tuning):
 
     def _train(self, progress: bool) -> None:
         self.prepare()
-        gc.collect()
-        memory.trim()
+        memory.settle()
         with agreed(self.ranks):
             self.memory().check()
         same_settings(self.ranks, steps=self.steps_total, rows=len(self.train_rows))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -74,8 +73,7 @@ def with_reserve(total: int, held: int) -> int:
 
 def resident_when_settled() -> int:
     """Resident memory of this process once graphs and plans that nothing needs any more are freed."""
-    gc.collect()
-    memory.trim()
+    memory.settle()
     return memory.resident()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from ..base.aligned import aligned_empty
 from ..base.dtypes import bf16
-from ..base.memory import trim
+from ..base.memory import settle
 from ..base.settings import core_count
 from ..graph.leaves import stored_value
 from ..graph.opspec import REGISTRY
@@ -55,8 +54,7 @@ def measured_rates(threads: int, isa: str | None = None, is_bf16: bool = False, 
         memory=_bytes_per_second("neg", 1, far, threads, isa),
         cache_bytes=(_core.processor()[-1] or L2_BYTES) * threads,
     )
-    gc.collect()  # graphs refer to themselves: their arrays would stay
-    trim()
+    settle()  # the arrays of the measurement
     return rates
 
 

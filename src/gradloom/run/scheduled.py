@@ -7,7 +7,6 @@ instructions, and this thread waits only for values that the CPU, or another dev
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from ..base.errors import BackendError, BudgetError, GuardTripped, IndexOutOfRange, NotFinite
 from ..base.interrupts import postponed
-from ..base.memory import show_bytes, trim
+from ..base.memory import settle, show_bytes
 from ..base.settings import Switches
 from ..plan.bytecode import NODE_MASK
 from ..plan.plan import Plan
@@ -54,8 +53,7 @@ def plan_within(
         error.least = least
         raise error
     del plans
-    gc.collect()  # the programs and plans that were tried, which refer to themselves, would add to the process's memory
-    trim()
+    settle()  # the programs and plans that were tried would add to the process's memory
     return found
 
 
