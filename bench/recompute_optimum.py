@@ -1,14 +1,14 @@
-"""Time of what a memory budget computes again, against the least of all choices, on small random graphs.
+"""Time of the values that are computed again under a memory budget, against the least of all choices, on small random
+graphs.
 
     python bench/recompute_optimum.py [--graphs 50] [--nodes 12] [--budgets 6] [--seed 0] [--all]
 
 Each graph has 5 to --nodes values that can be computed again, which saves a tenth of its memory or more. All sets of
 them are tried, each value across its longest pause and with the inputs that its clone needs, from the fastest on, until
-the exact plan of one is within the budget.
-Budgets are evenly spaced from the least that gradloom finds to the plan without one. Shown are quotients of predicted
-time: of the step with what is computed again, and of what is computed again alone where the best has some. --all plans
-all sets, and shows how far the least budget that gradloom finds is from that of the best set. Asked for: 5 % of the
-step's time, in the mean.
+the exact plan of one is within the budget. Budgets are evenly spaced from the least that gradloom finds to the plan
+without one. Shown are quotients of predicted time: of the step, and of the clones alone where the best choice has some.
+--all plans all sets, and shows how far the least budget that gradloom finds is from that of the best set. The aim is
+5 % of the step's time, in the mean.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def peaks(budget: Any, tries: list[Choice]) -> Iterator[tuple[Choice, int]]:
 
 
 def compared(budget: Any, tries: list[Choice], count: int) -> tuple[list[Found], int]:
-    """(at each of so many budgets: gradloom's choice and the best; how many choices were planned)"""
+    """(gradloom's choice and the best at each of `count` budgets; the number of choices that were planned)"""
     least, whole = budget.smallest[1].peak_bytes, budget.whole.peak_bytes
     left = {int(least + (whole - least) * k / count) for k in range(count)}
     at = {bytes: budget.within(bytes)[1].recomputed.overhead * budget.lives.seconds for bytes in left}
@@ -132,7 +132,7 @@ def compared(budget: Any, tries: list[Choice], count: int) -> tuple[list[Found],
 
 
 def drawn(count: int, nodes: int, seed: int) -> Iterator[Any]:
-    """So many random graphs with 5 to `nodes` values that can be computed again, where that saves a tenth."""
+    """Random graphs, `count` of them, with 5 to `nodes` values that can be computed again, where that saves a tenth."""
     for k in itertools.count():
         if not count:
             return
@@ -166,7 +166,7 @@ def main() -> int:
             least.append(budget.smallest[1].peak_bytes / min(peak for _, peak in peaks(budget, tries)))
     steps = [(one.whole + one.ours) / (one.whole + one.best) for one in every]
     lines = [shown("time of a step", steps)]
-    lines += [shown("time of what is computed again", [one.ours / one.best for one in every if one.best])]
+    lines += [shown("time of the clones", [one.ours / one.best for one in every if one.best])]
     lines += [shown("least budget", least)] if least else []
     print(f"{args.graphs} graphs, {tried} plans")
     table(lines, ("gradloom / best", "budgets", "median", "mean", "95 %", "worst", "equal"))

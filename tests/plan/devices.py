@@ -4,6 +4,7 @@ is held against a run on one device to the bit."""
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -48,6 +49,11 @@ def registered() -> Iterator[None]:
     finally:
         backends._registered.clear()
         backends._registered.update(before)
+
+
+def drawn(rng: random.Random, moved: float) -> Callable[[int, Node], str | None]:
+    """Places a share `moved` of the nodes at random; see `placed`."""
+    return lambda i, node: rng.choice(DEVICES) if rng.random() < moved else None
 
 
 def placed(

@@ -22,7 +22,7 @@ from gradloom.plan.check_schedule import check_schedule
 from gradloom.plan.plan import NOT_RECOMPUTED
 from gradloom.plan.schedule import Part, Schedule
 from gradloom.run.scheduled import schedule_for, scheduled
-from tests.plan.devices import DEVICES, ended, placed, registered
+from tests.plan.devices import DEVICES, drawn, ended, placed, registered
 from tests.plan.random_graphs import Made, build
 from tests.plan.test_placements import computed
 from tests.plan.test_properties import RECIPES, TRAIN, examples, same_bits
@@ -142,12 +142,8 @@ def test_random_placements_within_budgets(
     recipe: list[int], train: int, seed: int, moved: float, share: float, checked: bool
 ) -> None:
     made, rng = build(recipe, train), random.Random(seed)
-
-    def said(i: int, node: Node) -> str | None:
-        return rng.choice(DEVICES) if rng.random() < moved else None
-
     options: dict[str, Any] = {"check": 2, "poison": True} if checked else {}
-    parts = placed(made.outputs, made.updates, said, **options)
+    parts = placed(made.outputs, made.updates, drawn(rng, moved), **options)
     whole = schedule_for(*parts)
     budgets = {name: max(1, int(share * bytes)) for name, bytes in peaks(whole).items() if rng.random() < 0.8}
     while True:

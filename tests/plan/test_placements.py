@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradloom.graph.value import Node
 from gradloom.run.executable import Executable
-from tests.plan.devices import DEVICES, loaded
+from tests.plan.devices import drawn, loaded
 from tests.plan.random_graphs import Made, build
 from tests.plan.test_properties import RECIPES, TRAIN, examples, run, same_bits
 
@@ -39,13 +38,9 @@ def test_random_placements_have_the_bits_of_one_device(
     recipe: list[int], train: int, seed: int, moved: float, checked: bool
 ) -> None:
     """moved: the part of the nodes whose device is drawn; `place` chooses that of the others."""
-    made, rng = build(recipe, train), random.Random(seed)
-
-    def said(i: int, node: Node) -> str | None:
-        return rng.choice(DEVICES) if rng.random() < moved else None
-
+    made = build(recipe, train)
     options: dict[str, Any] = {"check": 2, "poison": True} if checked else {}
-    executable = loaded(made.outputs, made.updates, said, **options)
+    executable = loaded(made.outputs, made.updates, drawn(random.Random(seed), moved), **options)
     _, right = run(made, threads=1)
     found = computed(made, executable)
     assert same_bits(computed(made, executable), found), "the second run"

@@ -42,7 +42,7 @@ def settle(asked: Asked[Any]) -> Any:
     from ..base.settings import as_precision
 
     use = asked.settings()
-    check_places("finetune", use.device, use.gpu_layers, use.gpu_memory, use.memory)
+    check_places("finetune", use.device, use.gpu_layers, use.gpu_memory, use.memory, trains=True)
     if use.epochs is not None and use.steps is not None:
         raise SettingError("{epochs} and {steps} are mutually exclusive", epochs=use.epochs, steps=use.steps)
     out = use.out or _out_of(use.method)

@@ -26,7 +26,7 @@ def run(asked: Asked[Any]) -> int:
     """Run the command; returns its exit code."""
     with asked.naming_places():
         use = asked.settings()
-        layers = check_places("plan", use.device, use.gpu_layers, use.gpu_memory, use.memory)
+        layers = check_places("plan", use.device, use.gpu_layers, use.gpu_memory, use.memory, trains=True)
         use = replace(use, precision=as_precision(use.precision))
         from ..llm.model import load
         from ..llm.plan import plan as plan_model

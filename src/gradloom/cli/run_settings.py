@@ -9,7 +9,12 @@ if TYPE_CHECKING:
 
 
 def check_places(
-    who: str, device: str | None, gpu_layers: str | None, gpu_memory: str | None, memory: str | None = None
+    who: str,
+    device: str | None,
+    gpu_layers: str | None,
+    gpu_memory: str | None,
+    memory: str | None = None,
+    trains: bool = False,
 ) -> int | str | None:
     """The blocks that are asked for on a GPU. SettingError for a device, blocks or memory that are not usable: before
     anything is read."""
@@ -19,7 +24,7 @@ def check_places(
     if layers is not None or gpu_memory is not None:
         from ..llm.gpu_layers import check_layers
 
-        check_layers(who, layers, gpu_memory, trains=who in ("finetune", "plan"), device=device)
+        check_layers(who, layers, gpu_memory, trains=trains, device=device)
     return layers
 
 
