@@ -206,6 +206,10 @@ def rewritten(
             {"keys": {"llama.rope.scaling.type": "dynamic"}},
             "rope.scaling.type is 'dynamic'; need none, linear, yarn or longrope",
         ),
+        (
+            {"keys": {"llama.rope.scaling.type": "yarn", "llama.rope.freq_base": 1.0}},
+            "rope_frequencies: base 1.0; yarn needs another one than 1",
+        ),
         ({"keys": {"llama.expert_count": 8}}, "mixtures of experts are not supported"),
         ({"keys": {"llama.attention.value_length": 16}}, "attention.value_length is 16; need key_length, 8"),
         (

@@ -111,6 +111,10 @@ def test_yarn_frequencies_are_those_of_hugging_face() -> None:
         ({"dims": 7}, "rope_frequencies: 7 dims; need an even number >= 2"),
         ({"dims": 8, "base": 0.0}, "rope_frequencies: base 0.0, factor 1.0; need numbers > 0"),
         (
+            {"dims": 8, "base": 1.0, "scaling": "yarn", "context": 8},
+            "rope_frequencies: base 1.0; yarn needs another one than 1",
+        ),
+        (
             {"dims": 8, "scaling": "su"},
             "rope_frequencies: scaling 'su'; must be one of none, linear, ntk, llama3, yarn",
         ),

@@ -120,16 +120,14 @@ class Family:
     def _attention(self, layer: Layer, x: Value) -> Value:
         c = layer.config
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        if c.fused_qkv:
-            y = layer.linear("attn_qkv", x)
-            queries, keys, values = y[:, :q], y[:, q : q + kv], y[:, q + kv :]
-        else:
-            queries, keys, values = (layer.linear(name, x) for name in QKV)
-        y = layer.attend(
-            layer.tempered(self._rotated(layer, "attn_q", queries, c.heads)),
-            self._rotated(layer, "attn_k", keys, c.kv_heads),
-            layer.heads(values, c.kv_heads),
-        )  # [B, T, H, D]
+        fused = layer.linear("attn_qkv", x) if c.fused_qkv else None
+
+        def part(name: str, begin: int, count: int) -> Value:
+            return layer.linear(name, x) if fused is None else fused[:, begin : begin + count]
+
+        queries = layer.tempered(self._rotated(layer, "attn_q", part("attn_q", 0, q), c.heads))
+        keys = self._rotated(layer, "attn_k", part("attn_k", q, kv), c.kv_heads)
+        y = layer.attend(queries, keys, layer.heads(part("attn_v", q + kv, kv), c.kv_heads))  # [B, T, H, D]
         return layer.linear("attn_output", y.reshape(x.shape[0], q))
 
     def _rotated(self, layer: Layer, name: str, y: Value, heads: int) -> Value:

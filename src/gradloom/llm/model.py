@@ -14,7 +14,7 @@ from .. import ops
 from ..base import dtypes
 from ..base.aligned import aligned_empty
 from ..base.arguments import need_path, what_is
-from ..base.errors import FileError, SettingError, ShapeError, one_line
+from ..base.errors import FileError, GraphError, SettingError, ShapeError, one_line
 from ..base.extras import need_llm
 from ..base.habits import AttributeHints, hinted
 from ..base.memory import need_memory, show_bytes
@@ -282,12 +282,14 @@ class Model(AttributeHints):
         FileError if they are not finite."""
         name = rope.long if tokens > rope.context else rope.short
         factors = None if name is None else self.weights[name].read()
-        is_yarn = rope.scaling == "yarn"
         with np.errstate(all="ignore"):
-            angles = ops.rope_frequencies(
-                rope.dims, rope.base, rope.scaling, rope.factor, context=rope.context if is_yarn else None,
-                low=rope.slow if is_yarn else None, high=rope.fast if is_yarn else None, factors=factors,
-            )  # fmt: skip
+            try:
+                angles = ops.rope_frequencies(
+                    rope.dims, rope.base, rope.scaling, rope.factor, context=rope.context, low=rope.slow,
+                    high=rope.fast, factors=factors,
+                )  # fmt: skip
+            except GraphError as error:
+                raise FileError(f"{self.path}: {error}") from None
             angles = angles.astype(np.float32)
         if not np.isfinite(angles).all():
             raise FileError(

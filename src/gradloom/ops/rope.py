@@ -50,6 +50,8 @@ def rope_frequencies(
         raise GraphError(f"rope_frequencies: scaling {scaling!r}; must be one of none, linear, ntk, llama3, yarn")
     if scaling in ("llama3", "yarn") and (context is None or context < 1):
         raise GraphError(f"rope_frequencies: context {context}; {scaling} needs the length first trained for")
+    if scaling == "yarn" and base == 1:
+        raise GraphError(f"rope_frequencies: base {base}; yarn needs another one than 1")
     if scaling == "ntk" and dims > 2:
         base = base * factor ** (dims / (dims - 2))
     frequencies = base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
