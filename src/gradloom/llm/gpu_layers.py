@@ -172,11 +172,11 @@ def _is_count(given: Any) -> bool:
 
 
 def _most(blocks: int, budget: int, bytes_of: Callable[[int, bool], int]) -> int:
-    """The largest number of blocks whose programs fit, without the head."""
-    count, beyond = 0, blocks + 1  # fits; does not fit
+    """The largest number of blocks whose programs fit, without the head. All are tried first: a plan takes seconds."""
+    count, beyond, tried = 0, blocks + 1, blocks  # fits; does not fit
     while beyond - count > 1:
-        middle = (count + beyond) // 2
-        count, beyond = (middle, beyond) if bytes_of(middle, False) <= budget else (count, middle)
+        count, beyond = (tried, beyond) if bytes_of(tried, False) <= budget else (count, tried)
+        tried = (count + beyond) // 2
     return count
 
 
