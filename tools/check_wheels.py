@@ -16,7 +16,7 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from email import message_from_bytes
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,9 +30,9 @@ GLIBC = (2, 28)
 MACOS = (11, 0)
 DYNAMIC_LOOKUP = 0xFE
 WEAK = ("__gmon_start__", "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable")  # of ELF: may be missing
-# Of Mach-O: zig's linker has no list of exported symbols. Of weak ones (operator new and delete, types of nanobind's
-# exceptions), dyld takes those of one library for all.
-UNHIDDEN = re.compile(r"_Z(nw|na|dl|da|TI|TS)\w+|__dso_handle|_mh_dylib_header")
+# zig's linkers for Mach-O and PE have no list of exported symbols. Of weak ones (operator new and delete, types of
+# nanobind's exceptions), dyld takes those of one library for all; Windows finds symbols by their library.
+UNHIDDEN = re.compile(r"_Z(nw|na|dl|da|TI|TS|TV)\w+|__dso_handle|_mh_dylib_header")
 MACHINES = {"x86_64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "amd64": "x86_64"}
 LIBRARIES = {  # of the system, which every installation has
     "manylinux": r"(libc|libm|libpthread|libdl|librt)\.so\.\d|ld-linux-(x86-64|aarch64)\.so\.\d",
@@ -196,22 +196,26 @@ def read_elf(file: lief.ELF.Binary) -> Module:
 def read_mach_o(file: lief.MachO.Binary) -> Module:
     version = file.build_version.minos if file.has_build_version else file.version_min.version
     free = [one.name for one in file.imported_symbols if one.library_ordinal == DYNAMIC_LOOKUP]
-    exports = [one.name.removeprefix("_") for one in file.exported_symbols]
     return Module(
         {"X86_64": "x86_64", "ARM64": "aarch64"}[file.header.cpu_type.name],
         frozenset(one.name for one in file.libraries if one.command.name != "ID_DYLIB"),
-        frozenset(one for one in exports if not UNHIDDEN.fullmatch(one)),
+        hidden(one.name.removeprefix("_") for one in file.exported_symbols),
         frozenset(one.removeprefix("_") for one in free),
         tuple(version[:2]),
         ["rpath"] if file.has_rpath else [],
     )
 
 
+def hidden(names: Iterable[str]) -> frozenset[str]:
+    """The exported names that a linker could hide."""
+    return frozenset(one for one in names if not UNHIDDEN.fullmatch(one))
+
+
 def read_pe(file: lief.PE.Binary) -> Module:
     return Module(
         {"AMD64": "x86_64", "ARM64": "aarch64"}[file.header.machine.name],
         frozenset(one.name.lower() for one in file.imports),
-        frozenset(one.name for one in file.get_export().entries),
+        hidden(one.name for one in file.get_export().entries),
         frozenset(),
         (),
         [] if file.has_nx and file.is_pie else ["no NX or no ASLR"],
