@@ -72,3 +72,48 @@ def test_a_package_that_cannot_be_imported(tmp_path: Path, module: str, package:
     line = f"gradloom: {package} cannot be imported: no part _x; run `pip install --force-reinstall {package}`\n"
     code, _, err = run(BROKEN, *words, path=tmp_path)
     assert code == 2 and err.endswith(line) and "Traceback" not in err, err
+
+
+OTHER_VERSION = """
+import sys
+from importlib import metadata
+version, (package, other) = metadata.version, sys.argv[1:3]
+metadata.version = lambda name: other if name == package else version(name)
+metadata.requires = lambda name: [
+    "numpy>=1.26", "click>=8.1", "wgpu<0.33,>=0.32; extra == 'gpu'", "gradloom[llm]; extra == 'test'", "absent>=9"
+]
+if sys.argv[3]:
+    import numpy
+    del numpy.ndarray
+sys.argv = ["gradloom", *sys.argv[4:]]
+from gradloom.cli.start import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "limits"),
+    [("numpy", "1.24.4", ">=1.26"), ("click", "7.1.2", ">=8.1"), ("wgpu", "0.33.1", ">=0.32,<0.33")],
+)
+def test_doctor_compares_versions(package: str, version: str, limits: str) -> None:
+    line = f"problem: {package} {version} is installed; need {limits}; run `pip install '{package}{limits}'`\n"
+    code, out, _ = run(OTHER_VERSION, package, version, "", "doctor", "--quick")
+    assert code == 1 and line in out, out
+
+
+@pytest.mark.parametrize("version", ["1.26", "1.26.0rc1", "2.0"])
+def test_versions_that_are_enough(version: str) -> None:
+    assert "need >=" not in run(OTHER_VERSION, "numpy", version, "", "doctor", "--quick")[1]
+
+
+def test_a_command_names_a_package_that_is_too_old(tmp_path: Path) -> None:
+    """Such as NumPy without an attribute that is used."""
+    words = ("fit", DIGITS, "--out", str(tmp_path / "run"))
+    line = "gradloom: numpy 1.24.4 is installed; need >=1.26; run `pip install 'numpy>=1.26'`\n"
+    assert run(OTHER_VERSION, "numpy", "1.24.4", "broken", *words) == (2, "", line)
+
+
+def test_doctor_names_a_package_without_its_module() -> None:
+    code, out, err = run(WITHOUT, "msgspec", "", "doctor", "--quick")
+    line = "problem: the package msgspec (settings) is installed without its module msgspec; "
+    assert (code, err) == (1, "") and f"{line}run `pip install --force-reinstall msgspec`\n" in out, out

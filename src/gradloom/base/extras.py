@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -42,10 +44,15 @@ def need_required() -> None:
         raise BackendError(missing)
 
 
-def broken_requirement(error: ImportError) -> str | None:
-    """The line for a required package that is not installed or cannot be imported; None if it is about another."""
+def broken_requirement(error: ImportError | AttributeError) -> str | None:
+    """The line for a required package that is not installed, too old or cannot be imported; None if it is about
+    another."""
     if missing := _missing_requirements():
         return missing
+    if outdated := outdated_requirements():
+        return outdated[0]
+    if not isinstance(error, ImportError):
+        return None
     modules = {module: package for package, (module, _) in REQUIRED.items()}
     frames = traceback.walk_tb(error.__traceback__)
     names = [*(frame.f_globals.get("__name__", "") for frame, _ in frames), error.name or ""]
@@ -59,6 +66,45 @@ def broken_requirement(error: ImportError) -> str | None:
 def _missing_requirements() -> str | None:
     missing = [package for package, (module, _) in REQUIRED.items() if find_spec(module) is None]
     return f"requires {', '.join(missing)}, not installed; run `pip install {' '.join(missing)}`" if missing else None
+
+
+def outdated_requirements() -> list[str]:
+    """A line for each installed package of another version than gradloom requires, extras included. Empty in a source
+    tree that is not installed."""
+    from importlib import metadata  # takes 10 ms
+
+    try:
+        required = metadata.requires("gradloom") or []
+    except metadata.PackageNotFoundError:
+        return []
+    found = {}
+    for line in required:
+        name, limits = re.match(r"([\w.-]+)\s*(?:\[.*?\])?\s*\(?([^;)]*)", line).groups()  # type: ignore[union-attr]
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        limits = ",".join(sorted(limits.replace(" ", "").split(","), reverse=True))
+        if not all(_within(version, limit) for limit in limits.split(",") if limit):
+            found[name] = f"{name} {version} is installed; need {limits}; run `pip install '{name}{limits}'`"
+    return list(found.values())
+
+
+_COMPARED: dict[str, Callable[[list[int], list[int]], bool]] = {">=": lambda a, b: a >= b, "<": lambda a, b: a < b}
+
+
+def _within(version: str, limit: str) -> bool:
+    """Whether a version satisfies one limit such as >=1.26. Limits of other kinds count as satisfied."""
+    kind, number = re.match(r"([<>=!~]*)(.*)", limit).groups()  # type: ignore[union-attr]
+    return kind not in _COMPARED or _COMPARED[kind](_numbers(version), _numbers(number))
+
+
+def _numbers(version: str) -> list[int]:
+    """The numbers of a version before any letter, without zeros at the end."""
+    found = [int(n) for n in re.match(r"[\d.]*", version)[0].split(".") if n]  # type: ignore[index]
+    while found and not found[-1]:
+        found.pop()
+    return found
 
 
 def install(extra: str) -> str:

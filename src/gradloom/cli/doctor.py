@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 from ..base.exit_codes import Exit
-from ..base.extras import EXTRAS, REQUIRED, broken_requirement, install
+from ..base.extras import EXTRAS, REQUIRED, broken_requirement, install, outdated_requirements
 from ..base.json_facts import DOCTOR
 from ..base.platforms import untested
 from .common import Json, columns, json_text, need_whole
@@ -64,7 +65,7 @@ def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tupl
         import gradloom.ops  # noqa: F401 (fills the registry of ops)
 
         from ..run import machine
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         lines.append(("core", "none"))
         reason = broken_requirement(error) or str(error)
         return facts, lines, wrong or [" ".join(reason.split())]
@@ -92,8 +93,14 @@ def _versions(packages: Mapping[str, str | None]) -> str:
 
 def _packages() -> tuple[dict[str, str | None], list[str]]:
     versions = {name: _version(name) for name in REQUIRED}
-    missing = [name for name, known in versions.items() if known is None]
-    return versions, [f"the package {n} ({REQUIRED[n][1]}) is not installed; run `pip install {n}`" for n in missing]
+    wrong = []
+    for name, (module, use) in REQUIRED.items():
+        if versions[name] is None:
+            wrong.append(f"the package {name} ({use}) is not installed; run `pip install {name}`")
+        elif find_spec(module) is None:
+            remedy = f"run `pip install --force-reinstall {name}`"
+            wrong.append(f"the package {name} ({use}) is installed without its module {module}; {remedy}")
+    return versions, wrong + outdated_requirements()
 
 
 def _core(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], wrong: list[str]) -> None:

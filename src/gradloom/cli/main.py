@@ -169,7 +169,7 @@ def _run(given: list[str]) -> int:
         return _refuse(message if message.endswith("--help") else f"{message}; see {path} --help", error.exit_code)
     except (StdoutError, BrokenPipeError) as error:
         return _stdout_failed(error)
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         line = str(error).removeprefix("gradloom: ") if error.name == PACKAGE else broken_requirement(error)
         if line is None:
             raise

@@ -1,4 +1,4 @@
-"""Entry point of the command: an installation without its required packages ends with one line."""
+"""Entry point of the command: an installation whose required packages are missing or too old ends with one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main() -> int:
     """Run the command; returns its exit code. Without click, which parses it, one line on stderr."""
     try:
         from .main import main as run
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         line = broken_requirement(error)
         if line is None:
             raise
