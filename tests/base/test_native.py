@@ -94,6 +94,14 @@ def test_a_package_in_an_archive(tree: Path, tmp_path: Path) -> None:
     )
 
 
+def test_an_installation_without_its_core(tree: Path) -> None:
+    (tree.parent / "gradloom-1.0.dist-info").mkdir()
+    assert refused(tree.parent).replace("_cells", "_core") == (
+        f"gradloom: the native core _core is missing from the installation in {tree}; "
+        "install it again with `pip install --force-reinstall` and the wheel"
+    )
+
+
 def test_a_tree_that_was_never_built(tree: Path) -> None:
     assert refused(tree.parent) == (
         f"gradloom: the native core is not built in {tree}; install it with `pip install .` in the project folder, "

@@ -108,7 +108,9 @@ def _numbers(version: str) -> list[int]:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra."""
+    """The command that installs an extra, and the Python that it needs where this one is too old."""
+    if extra == "gpu" and sys.version_info < (3, 11):
+        return f"pip install 'gradloom[{extra}]' with Python 3.11 or newer"
     return f"pip install 'gradloom[{extra}]'"
 
 

@@ -32,6 +32,9 @@ def _reason(folder: str, module: str, cause: ImportError) -> str:
     if not os.path.isdir(folder):
         return f"cannot be imported from a zip archive ({_archive(folder)}): install it with `pip install`"
     found = sorted(name for name in os.listdir(folder) if re.fullmatch(rf"{module}\.(.*\.)?(so|pyd)", name))
+    if not found and _is_installed(folder):
+        missing = f"the native core {module} is missing from the installation in {folder}"
+        return f"{missing}; install it again with `pip install --force-reinstall` and the wheel"
     if not found:
         return (
             f"the native core is not built in {folder}; install it with `pip install .` in the project folder, "
@@ -44,6 +47,12 @@ def _reason(folder: str, module: str, cause: ImportError) -> str:
         return f"the native core {fitting[0]} cannot be loaded: {cause}; {remedy}"
     kinds = ", ".join(dict.fromkeys(_kind(folder, name, module) for name in found))
     return f"the native core in {folder} was built for {kinds} (found {', '.join(found)}), this is {here}; {remedy}"
+
+
+def _is_installed(folder: str) -> bool:
+    """Whether the package is an installed one, not a source tree: pip's notes lie beside it."""
+    beside = os.listdir(os.path.dirname(folder))
+    return any(re.fullmatch(rf"{PACKAGE}-.*\.dist-info", name) for name in beside)
 
 
 def _archive(folder: str) -> str:
