@@ -67,18 +67,18 @@ def test_a_book_comes_back_and_streams_the_same(name):
 @pytest.mark.parametrize("kind", ["spm", "bpe"])
 def test_a_stream_is_cut_where_no_token_changes(kind, monkeypatch):
     """With blocks of 64 characters every kind of place is a candidate for a cut."""
-    monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 64)
+    monkeypatch.setattr("gradloom.llm.bpe.BLOCK", 64)
     rng = random.Random(1)
     names = ["llama-spm"] if kind == "spm" else ["llama-bpe", "gpt-2", "qwen2"]
     text = need("text/tinyshakespeare.txt").read_text()
     bits = ["\n", "\n\n", " ", "  ", ".", "a b", "x1 22", "it's", "\t", "=", "é", "漢字 ", " 漢", "/", "_"]
     for name in names:
         tokenizer = real(name)
-        monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 1 << 16)
+        monkeypatch.setattr("gradloom.llm.bpe.BLOCK", 1 << 16)
         samples = [text[k : k + 500] for k in range(0, 20_000, 997)]
         samples += ["".join(rng.choice([*bits, "word", " word"]) for _ in range(200)) for _ in range(40)]
         whole = [tokenizer.encode(s, special=False, bos=False) for s in samples]
-        monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 64)
+        monkeypatch.setattr("gradloom.llm.bpe.BLOCK", 64)
         monkeypatch.setattr("gradloom.llm.bpe.GROUP", 64)
         for sample, ids in zip(samples, whole, strict=True):
             parts = list(tokenizer.encode_stream([sample[:9], sample[9:]], bos=False))
@@ -334,7 +334,7 @@ def test_words_that_are_tokens_but_no_merges():
 
 
 def test_a_stream_is_not_cut_inside_a_special_token(monkeypatch):
-    monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 8)
+    monkeypatch.setattr("gradloom.llm.bpe.BLOCK", 8)
     monkeypatch.setattr("gradloom.llm.bpe.GROUP", 8)
     tokenizer = Tokenizer(byte_bpe(control=("<new turn>", "<s\nt>")))
     text = "".join("x" * (k % 9) + "<new turn>" + "ab cd" * (k % 3) + "<s\nt>" for k in range(40))
@@ -402,7 +402,7 @@ def test_windows_of_a_text_without_cuts_give_the_ids_of_the_whole(pre, monkeypat
             text = text.replace(" ", "\u2581") if pre is None else text
             whole = tokenizer.bpe.encode_whole([text])[0].tolist()
             with monkeypatch.context() as patch:
-                patch.setattr("gradloom.llm.bpe._BLOCK", 32)
+                patch.setattr("gradloom.llm.bpe.BLOCK", 32)
                 assert tokenizer.bpe.encode_in_windows(text).tolist() == whole, (pre, text)
 
 
@@ -424,7 +424,7 @@ def edges(rng):
 @pytest.mark.slow
 def test_windows_that_end_at_the_edge_of_a_stretch(pre, monkeypatch):
     """The merges reach over the ends of words, so that a word which ends elsewhere shows in the ids."""
-    monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 32)
+    monkeypatch.setattr("gradloom.llm.bpe.BLOCK", 32)
     bytewise = ByteLevel(add_prefix_space=False, use_regex=False)
     written = [bytewise.pre_tokenize_str(c)[0][0] for c in EDGES]
     letters = [f"{w[:k]} {w[k]}" for w in written for k in range(1, len(w))]
@@ -452,7 +452,7 @@ def test_windows_that_end_at_the_edge_of_a_stretch(pre, monkeypatch):
 )
 def test_words_that_go_on_behind_a_window(pre, text, merge, monkeypatch):
     tokenizer = Tokenizer(byte_bpe([merge], pre=pre, control=("<a>", "<b>")))
-    monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 32)
+    monkeypatch.setattr("gradloom.llm.bpe.BLOCK", 32)
     for begin in range(30):
         part = text[begin:]
         assert tokenizer.bpe.encode_in_windows(part).tolist() == tokenizer.bpe.encode_whole([part])[0].tolist()
@@ -469,7 +469,7 @@ def test_a_window_that_ends_inside_of_a_number():
 def test_windows_are_small_on_a_long_stretch(kind, unit, monkeypatch):
     tokenizer = Tokenizer(byte_bpe(UNIT_MERGES) if kind == "bpe" else spm(["\u2581", "a", "aa", "aaaa"]))
     sizes, tokens = [], tokenizer.bpe._tokens
-    monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 1 << 10)
+    monkeypatch.setattr("gradloom.llm.bpe.BLOCK", 1 << 10)
     monkeypatch.setattr(tokenizer.bpe, "_tokens", lambda text: sizes.append(len(text)) or tokens(text))
     ids = tokenizer.encode(unit * 20_000, bos=False)
     assert tokenizer.decode(ids) == unit * 20_000 and len(sizes) > 10 and max(sizes) <= 1 << 12

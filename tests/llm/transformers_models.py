@@ -98,6 +98,40 @@ CASES = {
     "ernie4_5": Case("ernie4_5", "Ernie4_5", WIDE),
     "hunyuan-dense": Case("hunyuan-dense", "HunYuanDenseV1", WIDE),
 }  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+FOLDER_CASES = CASES | {  # of which GGUF files differ, or do not contain everything
+    "llama": Case("llama", "Llama", {"rope_parameters": HALVES | {"rope_type": "linear", "factor": 2.0}}),
+    "llama3": Case("llama", "Llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
+    "llama, mscale": Case("llama", "Llama", {"rope_parameters": YARN | {"attention_factor": 1.3}}),
+    "mistral": Case("llama", "Mistral", {"sliding_window": 7, "rope_parameters": HALVES}),
+    "qwen2": Case(
+        "qwen2", "Qwen2", {
+            "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2, "rope_parameters": HALVES,
+        },
+    ),
+    "qwen3": Case("qwen3", "Qwen3", WIDE),
+    "phi3, window": Case(
+        "phi3", "Phi3", {
+            "sliding_window": 9, "rope_parameters": HALVES | {"partial_rotary_factor": 0.5},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "smollm3, window": Case(
+        "smollm3", "SmolLM3", {
+            "rope_parameters": HALVES, "no_rope_layers": [1, 0, 0, 1], "use_sliding_window": True, "sliding_window": 5,
+        },
+    ),
+    "exaone4, window": Case(
+        "exaone4", "Exaone4", {"layer_types": PATTERN, "sliding_window": 6, "rope_parameters": HALVES},
+    ),
+    "hunyuan-dense, alpha": Case(
+        "hunyuan-dense", "HunYuanDenseV1",
+        {"head_dim": 16, "rope_parameters": HALVES | {"rope_type": "dynamic", "alpha": 3.0, "factor": 1.0}},
+    ),
+}  # fmt: skip
 NAMES = {  # of tensors in a block, and outside; what differs between families
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.qkv_proj": "attn_qkv", "self_attn.q_norm": "attn_q_norm",

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..base.arrays import place_in
 from ..base.errors import FileError
-from ..files.gguf import GGUF
+from .model_file import ModelFile
 
 EMBEDDING = "token_embd.weight"
 CHAT_TEMPLATE = "tokenizer.chat_template"  # key of models, and of adapters trained through another template
@@ -54,7 +54,7 @@ class AdapterArrays:
         return self.scale(name) * (b[begin:end].astype(np.float64) @ a.astype(np.float64))
 
 
-def check_fits(adapter: AdapterArrays, base: GGUF, path: str | os.PathLike[str] = "adapter") -> None:
+def check_fits(adapter: AdapterArrays, base: ModelFile, path: str | os.PathLike[str] = "adapter") -> None:
     """Raise FileError, naming `path`, unless every pair fits the tensor of that name in the base."""
     architecture = text_of(base, "general.architecture")
     if adapter.architecture != architecture:
@@ -118,7 +118,7 @@ def check_alpha(where: str | os.PathLike[str], adapter: AdapterArrays) -> None:
         raise FileError(f"{where}: alpha is {adapter.alpha:g}; need a finite f32")
 
 
-def text_of(file: GGUF, key: str) -> str:
+def text_of(file: ModelFile, key: str) -> str:
     """A text in the metadata; "" if it is missing, the repr of a value that is not a text."""
     value = file.metadata.get(key, "")
     return value if isinstance(value, str) else repr(value)[:60]

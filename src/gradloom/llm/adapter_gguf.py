@@ -19,9 +19,9 @@ import numpy as np
 
 from ..base.errors import FileError, one_line
 from ..files import open_gguf, write_gguf
-from ..files.gguf import GGUF
 from ..files.gguf_fields import field as gguf_field
 from .adapter_arrays import LARGEST, AdapterArrays, check_alpha, check_fits, finite, pairs_of, text_of
+from .model_file import ModelFile
 
 
 def write_adapter_gguf(path: str | os.PathLike[str], adapter: AdapterArrays) -> int:
@@ -43,7 +43,7 @@ def write_adapter_gguf(path: str | os.PathLike[str], adapter: AdapterArrays) -> 
     return write_gguf(path, fields, tensors, finite=True)
 
 
-def read_adapter_gguf(path: str | os.PathLike[str], base: GGUF | None = None) -> AdapterArrays:
+def read_adapter_gguf(path: str | os.PathLike[str], base: ModelFile | None = None) -> AdapterArrays:
     """Read an adapter; with a base, also check that it fits.
 
     Raises FileError for a damaged GGUF file, a file that is not a LoRA adapter, half of a pair, shapes that do not fit

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from ..base.errors import FileError, one_line
 from ..files import atomic_write, load_arrays, read_together, save_arrays, together
-from ..files.gguf import GGUF
 from . import families
 from .adapter_arrays import (
     CHAT_TEMPLATE,
@@ -31,13 +31,15 @@ from .adapter_arrays import (
     text_of,
 )
 from .family import END_MODULES, Family
+from .hf_folder import HFFolder
+from .model_file import ModelFile
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
 _ENDS = {f"{tensor}.weight": module for module, tensor in END_MODULES.items()}
 
 
-def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGUF, base_name: str = "") -> None:
+def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: ModelFile, base_name: str = "") -> None:
     """Write adapter_model.safetensors and adapter_config.json, as PEFT loads them for the base on Hugging Face.
 
     base       the GGUF model, for the number of heads of q and k
@@ -92,7 +94,7 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGU
             file.write((json.dumps(config, indent=2) + "\n").encode())
 
 
-def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
+def read_peft(folder: str | os.PathLike[str], base: ModelFile) -> AdapterArrays:
     """Read PEFT's folder (or the .safetensors in it) for a base. Raises FileError as
     read_adapter_gguf, and for an unknown module.
 
@@ -251,10 +253,18 @@ def _pattern(family: Family, name: str) -> str:
     return re.escape(_module("", family, name))
 
 
-def _heads(base: GGUF, family: Family, name: str) -> int:
+def _heads(base: ModelFile, family: Family, name: str) -> int:
     """Heads of the tensor, if the family permutes its rows, else 0."""
     match = re.fullmatch(r"blk\.(\d+)\.attn_([qk])\.weight", name)
-    if family.pairing != "interleaved" or match is None:
+    if not family.permutes or isinstance(base, HFFolder) or match is None:
+        return 0
+    return heads_of(base, name)
+
+
+def heads_of(base: ModelFile, name: str) -> int:
+    """Heads of attn_q or attn_k in the metadata of a model. Raises FileError if there are none."""
+    match = re.fullmatch(r"blk\.(\d+)\.attn_([qk])\.weight", name)
+    if match is None:
         return 0
     key = f"{text_of(base, 'general.architecture')}.attention.head_count"
     heads = base.metadata.get(key)
@@ -276,6 +286,21 @@ def _side_by_side(b: np.ndarray, heads: int) -> np.ndarray:
 def _halves(b: np.ndarray, heads: int) -> np.ndarray:
     """Inverse of _side_by_side."""
     return b.reshape(heads, -1, 2, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
+
+
+def in_gguf_order(adapter: AdapterArrays, base: ModelFile, back: bool = False) -> AdapterArrays:
+    """An adapter of a Hugging Face folder with the rows of B in the order of GGUF files; back: the inverse. Unchanged
+    for a GGUF file."""
+    family = families.find(adapter.architecture)
+    if not isinstance(base, HFFolder) or family is None or not family.permutes:
+        return adapter
+    pairs = {}
+    for name, (a, b) in adapter.pairs.items():
+        heads = heads_of(base, name)
+        if heads and b.shape[0] % (2 * heads) == 0:
+            b = np.ascontiguousarray((_halves if back else _side_by_side)(b, heads))
+        pairs[name] = (a, b)
+    return replace(adapter, pairs=pairs)
 
 
 def _whole(value: float) -> float | int:

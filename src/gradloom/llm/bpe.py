@@ -18,13 +18,13 @@ SPACE = "\u2581"  # how SentencePiece writes a space
 
 # Where a long text may be cut without changing its tokens: every pattern of pretokenizers.py ends a word at these
 # places, and does not read beyond them. The first form is preferred.
-_CUT_BPE = re.compile(r"(?<=\w\n)(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
+CUT_BPE = re.compile(r"(?<=\w\n)(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
 _SPM_WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
-_CUT_SPM = re.compile(f"(?<=[^ {SPACE}])(?=[ {SPACE}])")
-_BLOCK = 1 << 16  # characters that are tokenised as one
-GROUP = 8 * _BLOCK  # characters that go to the package at once, which spreads their blocks over the cores
+CUT_SPM = re.compile(f"(?<=[^ {SPACE}])(?=[ {SPACE}])")
+BLOCK = 1 << 16  # characters that are tokenised as one
+GROUP = 8 * BLOCK  # characters that go to the package at once, which spreads their blocks over the cores
 # measured memory of the package: in total, for each token and merge of a vocabulary, for each character of a text
-_MODEL_BYTES, _TOKEN_BYTES, _CHARACTER_BYTES = 16 << 20, 480, 250
+MODEL_BYTES, TOKEN_BYTES, CHARACTER_BYTES = 16 << 20, 480, 250
 _WORDS_CACHED = 1 << 18  # words whose tokens are cached
 _LINE_ENDS = re.compile(r"[\r\n]*")
 _MOST_MERGES = 1 << 27  # characters of all merges of a vocabulary with scores; Llama 2's have 1 million
@@ -111,7 +111,7 @@ class Bpe:
             vocab |= {p: n + k for k, p in enumerate(p for p in extra if _is_text(p))}
             merges = {(a, b): None for a, b in merges if _is_text(a) and _is_text(b)}
         self._parts = {i: p for p, i in vocab.items() if i >= self.vocab_size}
-        need = _MODEL_BYTES + _TOKEN_BYTES * (len(vocab) + len(merges))
+        need = MODEL_BYTES + TOKEN_BYTES * (len(vocab) + len(merges))
         need_left(need, f"{self.where}a tokenizer of {len(vocab):,} tokens")
         try:
             self._hf = Model(models.BPE(vocab, list(merges), **options))
@@ -121,8 +121,8 @@ class Bpe:
     def blocks(self, text: str) -> Iterator[str]:
         """The text in blocks, cut without changing a token."""
         begin = 0
-        while len(text) - begin > 2 * _BLOCK:
-            cut = self.cut(text, begin, begin + _BLOCK, len(text))
+        while len(text) - begin > 2 * BLOCK:
+            cut = self.cut(text, begin, begin + BLOCK, len(text))
             yield text[begin:cut]
             begin = cut
         yield text[begin:]
@@ -139,19 +139,19 @@ class Bpe:
     def _cuts(self, text: str, start: int, stop: int) -> Iterator[int]:
         if self._pairs is not None:
             return (k for k in range(start, stop) if text[k - 1 : k + 1].replace(" ", SPACE) not in self._pairs)
-        pattern = _CUT_SPM if self.pre is None else _CUT_BPE
+        pattern = CUT_SPM if self.pre is None else CUT_BPE
         return (m.start() for m in pattern.finditer(text, start, stop))
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, i32; about GROUP characters at a time: see _CHARACTER_BYTES."""
+        """Ids of each text, i32; about GROUP characters at a time: see CHARACTER_BYTES."""
         ids: list[np.ndarray] = []
         group: list[str] = []
         size = 0
         for text in texts:
-            if len(text) > 2 * _BLOCK or size + len(text) > GROUP:
+            if len(text) > 2 * BLOCK or size + len(text) > GROUP:
                 ids += self.encode_whole(group)
                 group, size = [], 0
-            if len(text) > 2 * _BLOCK:
+            if len(text) > 2 * BLOCK:
                 ids.append(self.encode_in_windows(text))
             else:
                 group.append(text)
@@ -171,7 +171,7 @@ class Bpe:
 
     def _need_memory(self, size: int) -> None:
         """Raise MemoryError if the package cannot allocate memory for `size` characters: it would end the process."""
-        need_left(_MODEL_BYTES + _CHARACTER_BYTES * size, f"{self.where}the tokenizer, for {size:,} characters,")
+        need_left(MODEL_BYTES + CHARACTER_BYTES * size, f"{self.where}the tokenizer, for {size:,} characters,")
 
     def encode_in_windows(self, text: str) -> np.ndarray:
         """Ids of a text without a place to cut it (see _cuts), in windows, equal to those of the whole text.
@@ -183,7 +183,7 @@ class Bpe:
         doubled.
         """
         parts: list[np.ndarray] = []
-        begin, size = 0, max(_BLOCK, 8 * self._longest)
+        begin, size = 0, max(BLOCK, 8 * self._longest)
         now = self._tokens(text[:size])
         while begin + size < len(text):
             window = text[begin : begin + size]

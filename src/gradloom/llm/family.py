@@ -15,6 +15,7 @@ from typing import Literal
 from .. import ops
 from ..graph.value import Shape, Value
 from .config import Config, Keys
+from .folder_form import FolderForm
 from .net import Layer, Net, Pairing
 
 # Linear layers: Hugging Face's module -> GGUF's tensor, in a block and outside of it
@@ -43,8 +44,8 @@ class Family:
     """Differences of a family from llama's block.
 
     name             general.architecture of its files, where that is not the name of the declaring file
-    pairing          elements of a head that are rotated together. With "interleaved", the rows of attn_q and attn_k are
-                     permuted from Hugging Face's order, which is "half"
+    pairing          elements of a head that are rotated together in GGUF files. Where folder.pairing differs, rows of
+                     attn_q and attn_k are permuted from Hugging Face's order
     biases           linear layers of a block that have a bias
     optional_biases  linear layers of a block that may have a bias
     qk_norm          queries and keys are normalised: each "head", or the whole "width" of all heads
@@ -55,9 +56,11 @@ class Family:
     modules          linear layers of a block: Hugging Face's module -> GGUF's tensor. Without ffn_gate, ffn_up
                      holds the rows of the gate, then those of up
     configure        returns the configuration with the family's own metadata; raises FileError
+    folder           differences of the family's Hugging Face folders
     """
 
     pairing: Pairing
+    folder: FolderForm
     name: str = ""
     biases: tuple[str, ...] = ()
     optional_biases: tuple[str, ...] = ()
@@ -68,6 +71,11 @@ class Family:
     activation: Literal["silu", "gelu"] = "silu"
     modules: Mapping[str, str] = field(default_factory=lambda: MODULES)
     configure: Callable[[Keys, Config], Config] = _as_read
+
+    @property
+    def permutes(self) -> bool:
+        """GGUF files store the rows of attn_q and attn_k in another order than Hugging Face's folders."""
+        return self.pairing != self.folder.pairing
 
     @property
     def fused_ffn(self) -> bool:

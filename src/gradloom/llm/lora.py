@@ -155,7 +155,7 @@ class LoRA(KeywordHints, AttributeHints):
         """
         from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
         from .adapter_gguf import write_adapter_gguf
-        from .adapter_peft import write_peft
+        from .adapter_peft import in_gguf_order, write_peft
 
         model = self._model if model is None else model
         if model is None:
@@ -171,7 +171,7 @@ class LoRA(KeywordHints, AttributeHints):
         for one in files:
             refuse_input(one, model.path)
         if len(files) == 1:
-            write_adapter_gguf(files[0], adapter)
+            write_adapter_gguf(files[0], in_gguf_order(adapter, model.file))
         else:
             write_peft(files[0].parent, adapter, model.file, model.config.name)
 

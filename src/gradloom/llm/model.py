@@ -28,6 +28,7 @@ from ..run.backend import backend
 from . import families
 from .config import Config, Keys, Rope, read_config
 from .gpu_layers import GpuLayers, at
+from .hf_folder import HFFolder
 from .net import Caches, ForwardAdapter, Net
 
 if TYPE_CHECKING:
@@ -53,12 +54,13 @@ class Adapter(ForwardAdapter, Protocol):
 
 @hinted
 def load(path: str | os.PathLike[str]) -> Model:
-    """Load a model of the llama family from a GGUF file. The weights stay mapped from the file, quantised or not.
+    """Load a model of a supported family from a GGUF file, or from a Hugging Face folder: config.json, *.safetensors in
+    bf16, f16 or f32, tokenizer.json. The weights stay mapped from the files, quantised or not.
 
     Raises FileError for a damaged file, an architecture or a tensor that is not supported, missing metadata;
     SettingError for an invalid path.
     """
-    need_path(path, "load", "model", "the path of a GGUF file")
+    need_path(path, "load", "model", "the path of a GGUF file or of a Hugging Face folder")
     return Model(path)
 
 
@@ -69,10 +71,10 @@ class Model(AttributeHints):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        from ..files.gguf import open_gguf
+        from .model_file import open_model
 
         need_llm()
-        self.file = open_gguf(path)
+        self.file = open_model(path)
         self.path = str(path)
         metadata = self.file.metadata
         architecture = metadata.get("general.architecture")
@@ -94,9 +96,7 @@ class Model(AttributeHints):
         embedding = self.file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise FileError(f"{path}: the tensor token_embd.weight [vocabulary, width] is missing; need a whole model")
-        keys = Keys(self.path, metadata)
-        config = read_config(keys, {n: t.shape for n, t in self.file.tensors.items()})
-        self.config: Config = family.configure(keys, config)
+        self.config: Config = self._configured()
         self._check_tensors()
         self._check_copies()
         self.copied_bytes = 0
@@ -112,6 +112,17 @@ class Model(AttributeHints):
             self.frequencies(rope, self.config.context_length)
 
     # ---- the file ------------------------------------------------------------------------------------------
+
+    def _configured(self) -> Config:
+        if isinstance(self.file, HFFolder):
+            self.family = self.file.config.family
+            return self.file.configure(self.file.keys())
+        keys = Keys(self.path, self.file.metadata)
+        return self.family.configure(keys, read_config(keys, {n: t.shape for n, t in self.file.tensors.items()}))
+
+    def _shown(self, name: str) -> str:
+        """The name of a tensor for messages: the folder's own."""
+        return self.file.shown(name) if isinstance(self.file, HFFolder) else name
 
     def _check_tensors(self) -> None:
         """Raise FileError unless every tensor is known, every required one exists, and all have the right shape."""
@@ -129,15 +140,18 @@ class Model(AttributeHints):
         missing = [name for name in needed if name not in self.file.tensors]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise FileError(f"{self.path}: the tensor {missing[0]}{more} is missing; need it for {c.architecture}")
+            name = self._shown(missing[0])
+            raise FileError(f"{self.path}: the tensor {name}{more} is missing; need it for {c.architecture}")
         for name, tensor in self.file.tensors.items():
             shape = needed.get(name, possible.get(name))
             if shape is None:
                 near = difflib.get_close_matches(name, [*needed, *possible], 1)
-                hint = f"; the nearest known one is {near[0]}" if near else ""
-                raise FileError(f"{self.path}: unsupported tensor {name} for the architecture {c.architecture}{hint}")
+                hint = f"; the nearest known one is {self._shown(near[0])}" if near else ""
+                seen = f"unsupported tensor {self._shown(name)} for the architecture {c.architecture}"
+                raise FileError(f"{self.path}: {seen}{hint}")
             if tensor.shape != shape:
-                raise FileError(f"{self.path}: the tensor {name} has shape {list(tensor.shape)}; need {list(shape)}")
+                seen = f"the tensor {self._shown(name)} has shape {list(tensor.shape)}"
+                raise FileError(f"{self.path}: {seen}; need {list(shape)}")
 
     def _check_copies(self) -> None:
         """Raise FileError if there is not enough memory for f32 copies of types without a kernel."""
@@ -189,6 +203,8 @@ class Model(AttributeHints):
     def tokenizer(self) -> Any:
         from .tokenizer import Tokenizer
 
+        if isinstance(self.file, HFFolder):
+            return self.file.tokenizer(self.config.vocab_size)
         tokens, rows = self.file.fields.get("tokenizer.ggml.tokens"), self.config.vocab_size
         if tokens is not None and tokens.count > rows:
             raise FileError(

@@ -55,6 +55,11 @@ def _pre_tokenizers() -> dict[str, Pre]:
 PRE_TOKENIZERS = _pre_tokenizers()
 
 
+def gpt2_pattern() -> str:
+    """The pattern of GPT-2, which the tokenizers package's ByteLevel contains."""
+    return _GPT2
+
+
 def kind_of_character(character: str) -> str:
     """The class of a character in the patterns above."""
     if "a" <= character <= "z" or "A" <= character <= "Z":

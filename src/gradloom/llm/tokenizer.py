@@ -298,7 +298,7 @@ class Tokenizer(AttributeHints):
     def _queue(self, text: str, special: bool, after_special: bool, jobs: list[str]) -> tuple[list[int], bool]:
         """(ids in order, with -1 - k for those of jobs[k]; whether a special token is the last). Appends to jobs."""
         steps = []
-        for part in (self._special if special else self._defined).split(_checked(text)):
+        for part in (self._special if special else self._defined).split(checked_text(text)):
             if isinstance(part, int):
                 steps.append(part)
                 after_special = True
@@ -386,11 +386,15 @@ class TextStream:
 
 
 def _join(steps: list[int], ids: list[np.ndarray]) -> np.ndarray:
-    parts = [ids[-1 - step] if step < 0 else step for step in steps]
+    return joined([ids[-1 - step] if step < 0 else step for step in steps])
+
+
+def joined(parts: Sequence[np.ndarray | int]) -> np.ndarray:
+    """Ids and arrays of ids as one array, i32."""
     return np.concatenate([np.atleast_1d(part).astype(np.int32, copy=False) for part in parts] or [id_array(())])
 
 
-def _checked(text: str) -> str:
+def checked_text(text: str) -> str:
     if not isinstance(text, str):
         raise DataError(f"{type(text).__name__} is not a text; need str")
     try:

@@ -19,6 +19,16 @@ def declared() -> dict[str, Family]:
     return dict(sorted(found.items()))
 
 
+def name_of(family: Family) -> str:
+    """general.architecture of a declared family."""
+    return next(name for name, one in declared().items() if one is family)
+
+
+def model_types() -> dict[str, Family]:
+    """model_type of a Hugging Face config.json -> its family."""
+    return {kind: family for family in declared().values() for kind in family.folder.types}
+
+
 def names() -> tuple[str, ...]:
     """The supported architectures, sorted."""
     return tuple(declared())

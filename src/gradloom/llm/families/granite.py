@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..config import Config, Keys, scaled
 from ..family import LINEARS, Family
+from ..folder_form import FolderForm
 
 
 def _configure(keys: Keys, c: Config) -> Config:
@@ -16,4 +17,17 @@ def _configure(keys: Keys, c: Config) -> Config:
     return scaled(keys, c, embedding=1.0, residual=1.0, logits=None)
 
 
-FAMILY = Family(pairing="interleaved", optional_biases=LINEARS, configure=_configure)
+FAMILY = Family(
+    pairing="interleaved",
+    optional_biases=LINEARS,
+    configure=_configure,
+    folder=FolderForm(
+        {"granite": {}},
+        numbers={
+            "embedding_scale": ("embedding_multiplier", 1.0),
+            "residual_scale": ("residual_multiplier", 1.0),
+            "attention.scale": ("attention_multiplier", 1.0),
+            "logit_scale": ("logits_scaling", 1.0),
+        },
+    ),
+)

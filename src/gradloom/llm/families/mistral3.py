@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from ..config import Config, Keys
 from ..family import LINEARS, Family
+from ..folder_form import FolderForm
+from ..hf_settings import FolderSettings
 
 
 def _configure(keys: Keys, c: Config) -> Config:
@@ -15,4 +17,22 @@ def _configure(keys: Keys, c: Config) -> Config:
     return replace(c, temperature=(slope, keys.count("rope.scaling.original_context_length", c.context_length)))
 
 
-FAMILY = Family(pairing="interleaved", optional_biases=LINEARS, configure=_configure)
+def _computed(settings: FolderSettings) -> dict[str, float]:
+    rope = FolderSettings(settings.path, settings.table("rope_scaling") | settings.table("rope_parameters"), {})
+    slope = rope.number("llama_4_scaling_beta", 0.0, least=0.0)
+    return {"attention.temperature_scale": slope} if slope else {}
+
+
+FAMILY = Family(
+    pairing="interleaved",
+    optional_biases=LINEARS,
+    configure=_configure,
+    folder=FolderForm(
+        {
+            "ministral3": {
+                "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
+            }
+        },
+        computed=_computed,
+    ),
+)  # fmt: skip

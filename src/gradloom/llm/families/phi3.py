@@ -6,5 +6,12 @@ Its window is not used, as in llama.cpp.
 from __future__ import annotations
 
 from ..family import FUSED, Family
+from ..folder_form import FolderForm
 
-FAMILY = Family(pairing="half", modules=FUSED)
+FAMILY = Family(
+    pairing="half",
+    modules=FUSED,
+    folder=FolderForm(
+        {"phi3": {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}}
+    ),
+)

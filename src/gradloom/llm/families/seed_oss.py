@@ -3,5 +3,11 @@
 from __future__ import annotations
 
 from ..family import LINEARS, Family
+from ..folder_form import FolderForm
 
-FAMILY = Family(pairing="half", optional_biases=LINEARS, norms=("attn_norm", "post_attention_norm"))
+FAMILY = Family(
+    pairing="half",
+    optional_biases=LINEARS,
+    norms=("attn_norm", "post_attention_norm"),
+    folder=FolderForm({"seed_oss": {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288}}),
+)

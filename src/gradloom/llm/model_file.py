@@ -1,0 +1,15 @@
+"""Model files: a GGUF file, or a Hugging Face folder that is read as one."""
+
+from __future__ import annotations
+
+import os
+
+from ..files.gguf import GGUF, open_gguf
+from .hf_folder import HFFolder
+
+ModelFile = GGUF | HFFolder
+
+
+def open_model(path: str | os.PathLike[str]) -> ModelFile:
+    """Open a GGUF file or a Hugging Face folder. Raises FileError for neither, and for a damaged one."""
+    return HFFolder(path) if os.path.isdir(path) else open_gguf(path)

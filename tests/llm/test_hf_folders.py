@@ -1,0 +1,131 @@
+"""Hugging Face folders of every family against transformers in float64: logits, the gradient of every tensor, and
+generation with a cache; merging, and adapters, for folders and GGUF files."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom import llm
+from gradloom.llm.generate import Generator
+
+pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+from tests.llm import transformers_models as theirs  # noqa: E402
+from tests.llm.hf_tokenizers import write_tokenizer  # noqa: E402
+
+pytestmark = pytest.mark.oracle
+Pair = tuple[theirs.Case, Any, Path]
+
+
+def save(made: Any, folder: Path, dtype: str = "float32", **options: Any) -> Path:
+    """A model as transformers saves it."""
+    copy.deepcopy(made).to(getattr(torch, dtype)).save_pretrained(folder, **options)
+    return folder
+
+
+@pytest.fixture(params=list(theirs.FOLDER_CASES), scope="module")
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """(case, transformers' model, its folder)"""
+    torch.set_num_threads(1)
+    case = theirs.FOLDER_CASES[request.param]
+    made = theirs.model(case)
+    folder = save(made, tmp_path_factory.mktemp("folder") / "model", max_shard_size="100KB")
+    write_tokenizer(folder, "gpt-2", 300)
+    return case, made, folder
+
+
+def ids(length: int) -> np.ndarray:
+    return np.random.default_rng(length).integers(3, theirs.VOCAB, (2, length)).astype(np.int32)
+
+
+def logits(model: Any, given: np.ndarray) -> np.ndarray:
+    tokens, positions = (gl.input(name, given.shape, "i32") for name in ("tokens", "positions"))
+    run = gl.compile(model.logits(tokens, positions))
+    places = np.broadcast_to(np.arange(given.shape[1], dtype=np.int32), given.shape)
+    return run(tokens=given, positions=places)[0].reshape(*given.shape, -1)
+
+
+def expected_logits(made: Any, given: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return made(torch.tensor(given, dtype=torch.int64)).logits.numpy()
+
+
+def same(ours: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(ours - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("length", [4, 24, 48])
+def test_logits(pair: Pair, length: int) -> None:
+    _, made, folder = pair
+    given = ids(length)
+    same(logits(llm.load(folder), given), expected_logits(made, given))
+
+
+def test_gradients_of_every_tensor(pair: Pair) -> None:
+    case, made, folder = pair
+    given = ids(24)
+    model = llm.load(folder)
+    adapter = llm.TrainedTensors("all")
+    adapter.bind(model)
+    tokens, positions, labels = (gl.input(name, given.shape, "i32") for name in ("tokens", "positions", "labels"))
+    total, count = model.loss_pair(model.hidden(tokens, positions, adapter, training=True), labels, adapter)
+    trained = adapter.parameters()
+    run = gl.compile([total, count, *gl.gradients(total, list(trained.values()))])
+    wanted = np.concatenate([given[:, 1:], np.full((2, 1), -100, np.int32)], 1)
+    places = np.broadcast_to(np.arange(24, dtype=np.int32), given.shape)
+    loss, counted, *gradients = run(tokens=given, positions=places, labels=wanted)
+    made.zero_grad()
+    expected = made(torch.tensor(given, dtype=torch.int64), labels=torch.tensor(given, dtype=torch.int64)).loss
+    (expected * int(counted)).backward()
+    assert abs(float(loss) - expected.item() * int(counted)) <= 1e-5 * float(loss)
+    ours = dict(zip(trained, gradients, strict=True))
+    found = {theirs.tensor_name(case, name): p.grad.numpy() for name, p in made.named_parameters()}
+    assert set(found) == set(ours)
+    for tensor, right in found.items():
+        size = np.abs(right).max()
+        assert size > 1e-6 or tensor.endswith("attn_k.bias"), tensor
+        assert np.abs(ours[tensor] - right).max() <= 1e-4 * max(size, 1e-3), tensor
+
+
+def test_the_cache_gives_the_logits_of_the_whole_text(pair: Pair) -> None:
+    _, made, folder = pair
+    text = ids(40)[0]
+    generator = Generator(llm.load(folder), rows=48)
+    expected = expected_logits(made, text[None])[0]
+    for end in (1, 9, 10, 39, 40):
+        last = generator.feed(text[generator.length : end])
+        if end > 32:  # transformers' longrope depends on the whole text
+            assert np.abs(last - expected[end - 1]).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_adapters_of_a_folder_are_the_same_in_both_forms(tmp_path: Path) -> None:
+    """Rows of B of q and k are permuted in an adapter for GGUF files."""
+    case = theirs.FOLDER_CASES["llama, yarn"]
+    made = theirs.model(case)
+    model = llm.load(save(made, tmp_path / "model"))
+    adapter = llm.LoRA(rank=3)
+    adapter.bind(model)
+    draw = np.random.default_rng(1)
+    for b in adapter.b.values():
+        b.stored.write(draw.normal(size=b.shape).astype(np.float32))
+    adapter.save(tmp_path / "peft")
+    adapter.save(tmp_path / "adapter.gguf")
+    converted = llm.load(theirs.write(tmp_path / "model.gguf", case, made))
+    given = ids(12)
+    expected = adapted(model, adapter, given)
+    for path in ("peft", "adapter.gguf"):
+        for one in (model, converted):
+            same(adapted(one, llm.LoRA.load(tmp_path / path, one), given), expected)
+
+
+def adapted(model: Any, adapter: Any, given: np.ndarray) -> np.ndarray:
+    tokens, positions = (gl.input(name, given.shape, "i32") for name in ("tokens", "positions"))
+    places = np.broadcast_to(np.arange(given.shape[1], dtype=np.int32), given.shape)
+    return gl.compile(model.logits(tokens, positions, adapter))(tokens=given, positions=places)[0]
