@@ -129,3 +129,27 @@ def adapted(model: Any, adapter: Any, given: np.ndarray) -> np.ndarray:
     tokens, positions = (gl.input(name, given.shape, "i32") for name in ("tokens", "positions"))
     places = np.broadcast_to(np.arange(given.shape[1], dtype=np.int32), given.shape)
     return gl.compile(model.logits(tokens, positions, adapter))(tokens=given, positions=places)[0]
+
+
+@pytest.mark.parametrize("name", ["llama, yarn", "llama3", "gemma3", "glm4", "phi3, longrope"])
+def test_a_folder_becomes_a_gguf_file(tmp_path: Path, name: str) -> None:
+    """merge: the same logits, and with a LoRA adapter those of the model with the adapter."""
+    case = theirs.FOLDER_CASES[name]
+    made = theirs.model(case)
+    folder = save(made, tmp_path / "model")
+    write_tokenizer(folder, "gpt-2", 300)
+    model = llm.load(folder)
+    adapter = llm.LoRA(rank=3, targets="attn_output,ffn_down" if case.arch == "phi3" else "all")
+    adapter.bind(model)
+    draw = np.random.default_rng(1)
+    for b in adapter.b.values():
+        b.stored.write(draw.normal(size=b.shape).astype(np.float32))
+    adapter.save(tmp_path / "peft")
+    llm.merge(folder, tmp_path / "peft", tmp_path / "merged.gguf")
+    merged = llm.load(tmp_path / "merged.gguf")
+    given = ids(12)
+    expected = adapted(model, adapter, given)
+    ours = logits(merged, given).reshape(expected.shape)
+    assert np.abs(ours - expected).max() <= 2e-5 * np.abs(expected).max()
+    text = "once upon a time <s> there 12345\n\n ünïcödé"
+    assert merged.tokenizer.encode(text) == model.tokenizer.encode(text)

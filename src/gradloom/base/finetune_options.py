@@ -276,7 +276,7 @@ class DataOptions:
 class FinetuneFiles:
     """Files that the command reads."""
 
-    model: Place = command_option(PLANNED, "A GGUF model.", MISSING, is_argument=True)
+    model: Place = command_option(PLANNED, "A GGUF model or a Hugging Face folder.", MISSING, is_argument=True)
     data: Place = option(
         MISSING,
         "",

@@ -28,7 +28,7 @@ The history goes with each turn, and is computed once; the oldest turns are left
 
 
 def chat(
-    model: Annotated[str, Argument(help="A GGUF model with a chat template.")],
+    model: Annotated[str, Argument(help="A GGUF model or a Hugging Face folder with a chat template.")],
     lora: Lora = None,
     system: Annotated[str | None, Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, Option("--max-tokens", "-n", help="Maximum tokens of a reply.")] = 256,

@@ -56,7 +56,7 @@ HELP = """Measure the perplexity: exp of the mean -log p of the tokens that coun
 
 
 def evaluate(
-    model: Annotated[str, Argument(help="A GGUF model.")],
+    model: Annotated[str, Argument(help="A GGUF model or a Hugging Face folder.")],
     data: Annotated[str, Argument(help=DATA_HELP)],
     lora: Lora = None,
     context: Annotated[int | None, Option(help="Tokens per window. [default: 512, or the model's]")] = None,

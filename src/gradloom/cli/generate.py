@@ -37,7 +37,7 @@ HELP = """Continue a prompt. The text goes to stdout as it is generated, speed a
 
 
 def generate(
-    model: Annotated[str, Argument(help="A GGUF model.")],
+    model: Annotated[str, Argument(help="A GGUF model or a Hugging Face folder.")],
     prompt: Annotated[str, Option("--prompt", "-p", help="The text to continue.")],
     lora: Annotated[str | None, Option(help="An adapter to put on the model: .gguf, or PEFT.")] = None,
     max_tokens: Annotated[

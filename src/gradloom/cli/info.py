@@ -11,7 +11,7 @@ from .common import Json, columns, json_text
 from .parser import Argument, Option
 
 if TYPE_CHECKING:
-    from ..files.gguf import GGUF
+    from ..llm.model_file import ModelFile
 
 # name in --json -> key after the architecture's name
 SIZES = {
@@ -41,28 +41,33 @@ The whole head of the file is checked: a damaged file is refused, with the place
 def info(
     file: Annotated[
         str,
-        Argument(help="A GGUF file (a model, a vocabulary or an adapter), or a file of gradloom fit or gl.save."),
+        Argument(
+            help="A GGUF file (a model, a vocabulary or an adapter), a Hugging Face folder, or a file of gradloom fit "
+            "or gl.save."
+        ),
     ],
     tensors: Annotated[bool, Option("--tensors", help="List each tensor, not each kind of layer.")] = False,
     keys: Annotated[bool, Option("--keys", help="List all metadata.")] = False,
     json: Json = False,
 ) -> int:
     """Run the command; returns its exit code."""
-    from ..files import open_gguf
+    from ..llm.hf_folder import is_folder_of_model
+    from ..llm.model_file import open_model
     from .info_model import describe_model, is_saved_model
 
-    if is_saved_model(file):
+    is_saved = is_saved_model(file) and not is_folder_of_model(file)
+    if is_saved:
         document = INFO_MODEL
         facts, lines, layers = describe_model(file)
         columns([(name, _short(text, 600)) for name, text in lines])
         print(f"\n{layers}")
     else:
-        document, facts = INFO_GGUF, describe(open_gguf(file))
+        document, facts = INFO_GGUF, describe(open_model(file))
         columns(_lines(facts))
     if keys:
         print()
         columns([(_short(key, 80), _short(value, 100)) for key, value in facts["metadata"].items()])
-    if facts["tensors"] and (tensors or not is_saved_model(file)):
+    if facts["tensors"] and (tensors or not is_saved):
         print()
         _table(_each(facts["tensors"]) if tensors else _grouped(facts["tensors"]))
     if json:
@@ -70,7 +75,7 @@ def info(
     return 0
 
 
-def describe(file: GGUF) -> dict[str, Any]:
+def describe(file: ModelFile) -> dict[str, Any]:
     """All that info knows, as --json prints it."""
     metadata = file.metadata
     architecture = metadata.get("general.architecture", "")
@@ -115,7 +120,7 @@ def describe(file: GGUF) -> dict[str, Any]:
     return facts
 
 
-def _adapter(file: GGUF, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _adapter(file: ModelFile, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Ranks are the rows of lora_b, in the file's order: ne[0]."""
     targets = [name.removesuffix(".lora_b") for name in file.tensors if name.endswith(".lora_b")]
     ranks = sorted({n for name in targets for n in file.tensors[f"{name}.lora_b"].shape[-1:]})
@@ -161,7 +166,8 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     from ..train.display import plural
 
     parameters = facts["parameters"]
-    lines = [("file", f"{facts['file']}: GGUF version {facts['version']}, {facts['bytes']:,} bytes")]
+    kind = f"GGUF version {facts['version']}" if facts["version"] else "Hugging Face folder"
+    lines = [("file", f"{facts['file']}: {kind}, {facts['bytes']:,} bytes")]
     named = f", {_short(facts['name'], 60)}" if facts["name"] else ""
     lines.append((_short(facts["kind"], 20), f"{_short(facts['architecture'], 40) or 'of no architecture'}{named}"))
     if parameters:

@@ -19,7 +19,7 @@ cannot be written become q8_0, which stderr reports.
 
 
 def merge(
-    model: Annotated[str, Argument(help="The GGUF model that the adapter was trained on.")],
+    model: Annotated[str, Argument(help="The GGUF model or Hugging Face folder that the adapter was trained on.")],
     adapter: Annotated[str, Argument(help="A GGUF adapter, or a folder of PEFT.")],
     out: Annotated[str, Option("--out", "-o", help="GGUF file to write.")],
     type: Annotated[

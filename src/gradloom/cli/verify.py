@@ -37,7 +37,7 @@ Exit code 0: all agree; 1: something differs.
 
 
 def verify(
-    model: Annotated[str, Argument(help="A GGUF model.")],
+    model: Annotated[str, Argument(help="A GGUF model or a Hugging Face folder.")],
     data: Annotated[str, Argument(help=DATA_HELP)],
     lora: Lora = None,
     method: Annotated[str, Option(help="lora, or full: the model's own tensors.")] = "lora",

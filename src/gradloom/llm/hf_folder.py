@@ -259,7 +259,7 @@ def is_folder_of_model(path: str | os.PathLike[str]) -> bool:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise FileError, naming what is there, unless the folder has a config.json and safetensors files."""
+    """Raise FileError, naming the files there, unless the folder has a config.json and safetensors files."""
     names = set(_names(folder))
     need = "need a Hugging Face folder (config.json, model.safetensors, tokenizer.json) or a GGUF file"
     if CONFIG not in names:

@@ -1,7 +1,7 @@
 """Tokenizers of Hugging Face folders: tokenizer.json, run by the `tokenizers` package; the same ids as there.
 
-The file is untrusted input: hf_tokenizer_file.py checks it before the package reads it. This file handles what the
-package does not: parts of a text, control tokens that are text, streams, and texts that are too long to be tokenised at
+The file is untrusted input: hf_tokenizer_file.py checks it before the package reads it. This file adds to the
+package: parts of a text, control tokens that are text, streams, and texts that are too long to be tokenised at
 once.
 """
 
@@ -86,8 +86,8 @@ class FolderTokenizer(Tokenizer):
         self.pre = file.pre
         self.bos, self.eos, self.unk, self.pad = (file.named(name) for name in ("bos", "eos", "unk", "pad"))
         self.sep = file.named("sep")
-        self._first, self._last = file.around(self.bos, self.eos)
-        self.add_bos, self.add_eos = bool(self._first), bool(self._last)
+        self.first_ids, self.last_ids = file.around(self.bos, self.eos)
+        self.add_bos, self.add_eos = bool(self.first_ids), bool(self.last_ids)
         self.eot = next((self._ids[t] for t in TURN_ENDS if t in self._ids), None)
         self.eom = self._ids.get("<|eom_id|>")
         own = {i for i in (self.eos, self.eot, self.eom, *file.end_ids) if i is not None}
@@ -100,6 +100,11 @@ class FolderTokenizer(Tokenizer):
             self._engines[which] = self.file.engine(which == WHOLE, which == INNER)
         return self._engines[which]
 
+    @property
+    def types(self) -> np.ndarray:
+        """tokenizer.ggml.token_type of each id, i32."""
+        return self._types
+
     def __repr__(self) -> str:
         kind = "SentencePiece" if self.kind == "spm" else "byte-level BPE"
         return f"Tokenizer({self.vocab_size} tokens, {kind}, bos {self.bos}, eos {self.eos})"
@@ -108,7 +113,7 @@ class FolderTokenizer(Tokenizer):
 
     def _around(self, bos: bool | None, eos: bool | None) -> tuple[list[int], list[int]]:
         first, last = super()._around(bos, eos)
-        return self._first if bos is None else first, self._last if eos is None else last
+        return self.first_ids if bos is None else first, self.last_ids if eos is None else last
 
     def encode_parts(self, texts: Sequence[Sequence[str]], special: bool = True) -> list[list[np.ndarray]]:
         """Ids of texts in parts, i32 for each part, without bos and eos.

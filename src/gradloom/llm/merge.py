@@ -1,4 +1,4 @@
-"""Merge an adapter into a GGUF model, W + s B A, in a chosen type, a few rows at a time."""
+"""Merge an adapter into a model, W + s B A, in a chosen type, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
 from ..base.extras import need_llm
 from ..base.habits import hinted
-from ..files import check_target, open_gguf, refuse_input, write_gguf
+from ..files import check_target, refuse_input, write_gguf
 from ..files.gguf import GGUF
 from ..files.gguf_fields import Field
 from ..files.gguf_fields import field as gguf_field
@@ -28,6 +28,9 @@ from ..files.gguf_types import FILE_TYPE_NAMES, KINDS, NO_WEIGHTS, first_not_fin
 from ..run import dequantize
 from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
 from .adapter_files import files_given, read_adapter
+from .hf_export import GgufView
+from .hf_folder import HFFolder
+from .model_file import open_model
 
 # type that can be written -> general.file_type of a model that is mostly of it
 _FILE_TYPE_IDS = {name: number for number, name in FILE_TYPE_NAMES.items()}
@@ -66,7 +69,8 @@ def merge(
     Weights are decoded with the bits of the gguf package; sums are computed in f64 and rounded once to f32, then to the
     type by that package. Unchanged tensors of the same type are copied byte for byte, and so is metadata, except for
     general.file_type and the chat template, which is the adapter's if it was trained with another one (with a note).
-    The adapter is a .gguf file or PEFT's folder. `progress` is called before each tensor is converted, with its name
+    The model is a GGUF file, or a Hugging Face folder, which is converted (hf_export.py). The adapter is a .gguf file
+    or PEFT's folder. `progress` is called before each tensor is converted, with its name
     and the share that is done.
 
     The notes also report tensors whose rounding error (RMS) is above 20 % of their numbers, and tensors with more than
@@ -74,7 +78,9 @@ def merge(
     adapter for another base, numbers outside of the type's range or not finite (also in copied tensors), an out_path
     that is one of the input files; SettingError for invalid paths, and for an out_path that is no FILE.gguf.
     """
-    need_path(model_path, "merge", "model_path", "a path: the GGUF file of the model (Model.path)")
+    need_path(
+        model_path, "merge", "model_path", "a path: the GGUF file or the Hugging Face folder of the model (Model.path)"
+    )
     need_path(adapter_path, "merge", "adapter_path", "a path: that of a saved adapter (LoRA.save)")
     need_path(out_path, "merge", "out_path", "a path: that of the GGUF file to write")
     if kind is not None and kind not in FILE_TYPES:
@@ -85,7 +91,8 @@ def merge(
     if Path(out_path).suffix != ".gguf":
         raise SettingError(f"{out_path}: a merged model is written as FILE.gguf; requires that ending")
     check_target(out_path)
-    base = open_gguf(model_path)
+    opened = open_model(model_path)
+    base: GGUF = cast(GGUF, GgufView(opened)) if isinstance(opened, HFFolder) else opened
     check_model(base)
     adapter = read_adapter(adapter_path, base)
     for name in adapter.pairs:
@@ -100,7 +107,7 @@ def merge(
         if why:
             fallen.setdefault(f"{new}: {why}", []).append(tensor.name)
         if new == tensor.kind and tensor.name not in adapter.pairs:
-            tensors[tensor.name] = (new, tensor.shape, base.bytes(tensor.name))
+            tensors[tensor.name] = (new, tensor.shape, functools.partial(_copied, base, tensor.name))
         else:
             on_start = functools.partial(progress, tensor.name, before / weights) if progress else None
             loss = losses[tensor.name] = _Loss()
@@ -269,6 +276,11 @@ def _floats(base: GGUF, tensor: TensorInfo, begin: int, end: int) -> np.ndarray:
     rows, length = math.prod(tensor.shape[:-1]), tensor.shape[-1]
     data = base.bytes(tensor.name).reshape(rows, -1)[begin:end]
     return dequantize(data, tensor.kind, (len(data), length))
+
+
+def _copied(base: GGUF, name: str) -> list[np.ndarray]:
+    """The bytes of a tensor, as write_gguf takes them."""
+    return [base.bytes(name)]
 
 
 def _metadata(base: GGUF, kind: str | None, tensors: dict[str, Any]) -> dict[str, Field]:

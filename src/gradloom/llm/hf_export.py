@@ -1,0 +1,119 @@
+"""GgufView: a Hugging Face folder in the form of a GGUF file for llama.cpp, to be written by merge.
+
+Rows of attn_q and attn_k are permuted where the family's files store them so; vectors are f32.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import FileError
+from ..files.gguf_fields import Field, Metadata, field
+from ..files.gguf_head import TensorInfo
+from ..files.gguf_types import PLAIN
+from .adapter_peft import heads_of
+from .hf_folder import HFFolder
+from .hf_tokenizer import FolderTokenizer
+from .special_tokens import BYTE, UNUSED, USER_DEFINED
+
+
+class GgufView:
+    """The attributes and methods of an open GGUF file that merge uses. Raises FileError for a tokenizer that GGUF
+    files cannot hold."""
+
+    def __init__(self, folder: HFFolder) -> None:
+        self.folder, self.path = folder, folder.path
+        rows = folder.tensor("token_embd.weight").shape[0]
+        self.fields: dict[str, Field] = folder.fields | tokenizer_fields(folder.tokenizer(rows), rows)
+        self.metadata = Metadata(self.fields)
+        self.tensors = {name: _as_vector(tensor) for name, tensor in folder.tensors.items()}
+        self._last: tuple[str, np.ndarray] | None = None
+
+    def bytes(self, name: str) -> np.ndarray:
+        """The bytes of a tensor in GGUF's order of rows, u8 [n]; of the latest permuted one a copy is kept."""
+        if self._last is not None and self._last[0] == name:
+            return self._last[1]
+        tensor = self.folder.tensor(name)
+        array = self.folder.array(name)
+        heads = self._heads(name)
+        if heads:
+            halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+            array = halves.swapaxes(1, 2).reshape(array.shape)
+        if tensor.kind != self.tensors[name].kind:
+            array = array.astype(np.float32)
+        elif not heads:
+            return self.folder.bytes(name)
+        self._last = name, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return self._last[1]
+
+    def _heads(self, name: str) -> int:
+        """Heads of a tensor whose rows are permuted, otherwise 0."""
+        if not self.folder.config.declared.permutes:
+            return 0
+        return heads_of(self.folder, name.replace(".bias", ".weight"))
+
+    def floats(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """Rows begin:end of a tensor as f32 [rows, row length], a copy."""
+        tensor = self.tensors[name]
+        rows = self.bytes(name).view(PLAIN[tensor.kind]).reshape(-1, tensor.shape[-1])
+        return np.array(rows[begin:end], np.float32)
+
+    def check_weight(self, name: str) -> None:
+        """FileError when the folder has no tensor of that name."""
+        self.folder.tensor(name)
+
+    def check(self) -> None:
+        """FileError when a file has changed since it was opened."""
+        self.folder.check()
+
+
+def _as_vector(tensor: TensorInfo) -> TensorInfo:
+    """A tensor as GGUF files have it: of one axis, f32."""
+    if len(tensor.shape) > 1:
+        return tensor
+    return TensorInfo(tensor.name, "f32", tensor.shape, 0, 4 * math.prod(tensor.shape))
+
+
+def tokenizer_fields(tokenizer: FolderTokenizer, rows: int) -> dict[str, Field]:
+    """The keys tokenizer.* of a GGUF file. rows: of the embedding. Raises FileError for patterns without a name in GGUF
+    files, and for merges that scores cannot express."""
+    file = tokenizer.file
+    where = os.fspath(file.path)
+    spm = tokenizer.kind == "spm"
+    if not spm and not tokenizer.pre:
+        raise FileError(
+            f"{where}: no tokenizer.ggml.pre of GGUF files has its patterns; need an adapter (PEFT) instead"
+        )
+    if len(tokenizer.first_ids) > 1 or len(tokenizer.last_ids) > 1:
+        raise FileError(f"{where}: puts several tokens before a text; need at most one for a GGUF file")
+    more = rows - tokenizer.vocab_size
+    pieces = [*tokenizer.pieces, *(f"[PAD{i}]" for i in range(tokenizer.vocab_size, rows))]
+    types = np.concatenate([tokenizer.types, np.full(more, UNUSED, np.int32)])
+    values: dict[str, Any] = {
+        "model": field("string", "llama" if spm else "gpt2"), "tokens": field("array", pieces, "string"),
+        "token_type": field("array", types, "i32"), "add_bos_token": field("bool", tokenizer.add_bos),
+        "add_eos_token": field("bool", tokenizer.add_eos),
+    }  # fmt: skip
+    if spm:
+        scores = np.full(rows, -1000.0, np.float32)
+        scores[np.flatnonzero((types == BYTE) | (types == USER_DEFINED))] = 0
+        for rank, (a, b) in reversed([*enumerate(file.model.merges)]):
+            scores[file.model.vocab[a + b]] = -rank
+        values["scores"] = field("array", scores, "f32")
+        values["add_space_prefix"] = field("bool", tokenizer.add_space_prefix)
+    else:
+        values["pre"] = field("string", tokenizer.pre)
+        values["merges"] = field("array", [f"{a} {b}" for a, b in file.model.merges], "string")
+    for key, token in (
+        ("bos", tokenizer.bos), ("eos", tokenizer.eos), ("unknown", tokenizer.unk), ("padding", tokenizer.pad),
+    ):  # fmt: skip
+        if token is not None:
+            values[f"{key}_token_id"] = field("u32", token)
+    fields: dict[str, Field] = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    if tokenizer.chat_template is not None:
+        fields["tokenizer.chat_template"] = field("string", tokenizer.chat_template)
+    return fields
