@@ -153,3 +153,19 @@ def test_a_folder_becomes_a_gguf_file(tmp_path: Path, name: str) -> None:
     assert np.abs(ours - expected).max() <= 2e-5 * np.abs(expected).max()
     text = "once upon a time <s> there 12345\n\n ünïcödé"
     assert merged.tokenizer.encode(text) == model.tokenizer.encode(text)
+
+
+def test_a_fully_trained_folder_becomes_a_gguf_file(tmp_path: Path) -> None:
+    case = theirs.FOLDER_CASES["llama3"]
+    folder = save(theirs.model(case), tmp_path / "model")
+    write_tokenizer(folder, "gpt-2", 300)
+    model = llm.load(folder)
+    trained = llm.TrainedTensors("attn_q,attn_k,ffn_up")
+    trained.bind(model)
+    draw = np.random.default_rng(1)
+    for parameter in trained.arrays.values():
+        parameter.stored.write(draw.normal(size=parameter.shape).astype(np.float32))
+    trained.save(tmp_path / "trained.gguf")
+    given = ids(12)
+    expected = adapted(model, trained, given)
+    same(logits(llm.load(tmp_path / "trained.gguf"), given).reshape(expected.shape), expected)

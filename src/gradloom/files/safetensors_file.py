@@ -103,7 +103,7 @@ class SafetensorsFile:
             self._fail(f"{shown} is {one_line(entry)}; need dtype, shape and data_offsets")
         kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(kind, str) or kind not in _BITS:
-            self._fail(f"{shown} is of dtype {one_line(kind)}; need one of {' '.join(_BITS)}")
+            self._fail(f"{shown} is of dtype {one_line(kind)}; must be one of {' '.join(_BITS)}")
         if not _are_counts(shape) or len(shape) > _MOST_AXES:
             self._fail(f"{shown} has shape {one_line(shape)}; need at most {_MOST_AXES} sizes")
         if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:

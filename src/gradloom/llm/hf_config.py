@@ -129,7 +129,7 @@ def _settings(path: str, given: Mapping[str, Any]) -> tuple[FolderSettings, Fami
     known = families.model_types()
     if not isinstance(kind, str) or kind not in known:
         seen = "is missing" if kind is None else f"is {one_line(kind)}"
-        raise FileError(f"{path}: model_type {seen}, which is not supported; need one of {', '.join(sorted(known))}")
+        raise FileError(f"{path}: model_type {seen}, which is not supported; must be one of {', '.join(sorted(known))}")
     family = known[kind]
     return FolderSettings(path, values, _DEFAULTS | dict(family.folder.types[kind])), family
 

@@ -39,16 +39,21 @@ class GgufView:
             return self._last[1]
         tensor = self.folder.tensor(name)
         array = self.folder.array(name)
-        heads = self._heads(name)
-        if heads:
-            halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
-            array = halves.swapaxes(1, 2).reshape(array.shape)
         if tensor.kind != self.tensors[name].kind:
             array = array.astype(np.float32)
-        elif not heads:
+        elif not self._heads(name):
             return self.folder.bytes(name)
+        array = self.ordered(name, array)
         self._last = name, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return self._last[1]
+
+    def ordered(self, name: str, array: np.ndarray) -> np.ndarray:
+        """An array of the shape of a tensor, with its rows in GGUF's order."""
+        heads = self._heads(name)
+        if not heads:
+            return array
+        halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
 
     def _heads(self, name: str) -> int:
         """Heads of a tensor whose rows are permuted, otherwise 0."""

@@ -132,7 +132,7 @@ class HFFolder:
             self._add(known, name, file.tensors[name])
         if tied is False and "output.weight" not in self.tensors:
             seen = f"{self.config.settings.path}: tie_word_embeddings is false, and lm_head.weight is missing"
-            raise FileError(f"{seen}; need one of both")
+            raise FileError(f"{seen}; need lm_head.weight, or true")
         for known, array in self.config.tensors.items():
             self._made[known] = array
             self.names[known] = known
@@ -141,7 +141,7 @@ class HFFolder:
     def _add(self, known: str, name: str, stored: StoredTensor) -> None:
         shown = f"{self._places[name].path}: tensor {show_name(name)}"
         if known in self.names:
-            raise FileError(f"{shown} and {show_name(self.names[known])} are the same tensor; need one of them")
+            raise FileError(f"{shown} and {show_name(self.names[known])} are the same tensor; remove either")
         kind = _KINDS.get(stored.dtype)
         if kind is None:
             raise FileError(f"{shown} is {stored.dtype}; need {', '.join(_KINDS)} (quantised models: as GGUF files)")

@@ -24,7 +24,7 @@ def read_bytes(path: Path, most: int) -> bytes:
             size = os.fstat(file.fileno()).st_size
             if size > most:
                 raise FileError(f"{path}: has {size} bytes; need at most {most}")
-            return file.read(most)
+            return file.read(size)
     except OSError as error:
         raise FileError(f"{path}: {reason_of(error)}{remedy_of(error)}") from None
     except ValueError as error:  # a NUL in the name

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import math
 import os
 import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -349,23 +350,29 @@ class TrainedTensors:
         from ..files import need_finite, write_gguf
         from ..files.gguf_fields import field
         from .adapter_arrays import CHAT_TEMPLATE
+        from .hf_export import GgufView
+        from .hf_folder import HFFolder
 
         if self._model is None:
             raise SettingError("TrainedTensors.save: there are no trained tensors yet; bind them to a model")
         if Path(path).suffix != ".gguf":
             raise SettingError(f"{path}: the file of a model must be named FILE.gguf")
-        file = self._model.file
+        file: Any = self._model.file
         file.check()
+        trained = {name: parameter.stored.read() for name, parameter in self.arrays.items()}
         refuse_input(path, self._model.path)
-        need_finite(path, {name: parameter.stored.read() for name, parameter in self.arrays.items()})
+        need_finite(path, trained)
+        if isinstance(file, HFFolder):
+            file = GgufView(file)
+            trained = {name: file.ordered(name, array) for name, array in trained.items()}
         template = {} if self.chat_template is None else {CHAT_TEMPLATE: field("string", self.chat_template)}
         write_gguf(
             path,
             file.fields | template,
             {
-                name: self.arrays[name].stored.read()
-                if name in self.arrays
-                else (tensor.kind, tensor.shape, file.bytes(name))
+                name: trained[name]
+                if name in trained
+                else (tensor.kind, tensor.shape, functools.partial(_pieces, file, name))
                 for name, tensor in file.tensors.items()
             },
             finite=True,
@@ -386,6 +393,11 @@ class TrainedTensors:
     @property
     def parameter_count(self) -> int:
         return sum(p.size for p in self.arrays.values())
+
+
+def _pieces(file: Any, name: str) -> list[np.ndarray]:
+    """The bytes of a tensor, as write_gguf takes them."""
+    return [file.bytes(name)]
 
 
 def _copied(model: Model, name: str) -> Stored:
