@@ -169,3 +169,23 @@ def test_a_fully_trained_folder_becomes_a_gguf_file(tmp_path: Path) -> None:
     given = ids(12)
     expected = adapted(model, trained, given)
     same(logits(llm.load(tmp_path / "trained.gguf"), given).reshape(expected.shape), expected)
+
+
+def test_a_merged_folder_loads_in_transformers(tmp_path: Path) -> None:
+    case = theirs.FOLDER_CASES["llama3"]
+    folder = save(theirs.model(case), tmp_path / "model", max_shard_size="100KB")
+    write_tokenizer(folder, "gpt-2", 300)
+    model = llm.load(folder)
+    adapter = llm.LoRA(rank=3, targets="all")
+    adapter.bind(model)
+    draw = np.random.default_rng(1)
+    for b in adapter.b.values():
+        b.stored.write(draw.normal(size=b.shape).astype(np.float32))
+    adapter.save(tmp_path / "peft")
+    llm.merge(folder, tmp_path / "peft", tmp_path / "merged")
+    loaded = theirs.transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager")
+    given = ids(12)
+    ours = adapted(model, adapter, given).reshape(*given.shape, -1)
+    expected = expected_logits(loaded.double(), given)
+    assert np.abs(ours - expected).max() <= 2e-5 * np.abs(expected).max()
+    same(logits(llm.load(tmp_path / "merged"), given), expected)

@@ -21,7 +21,7 @@ cannot be written become q8_0, which stderr reports.
 def merge(
     model: Annotated[str, Argument(help="The GGUF model or Hugging Face folder that the adapter was trained on.")],
     adapter: Annotated[str, Argument(help="A GGUF adapter, or a folder of PEFT.")],
-    out: Annotated[str, Option("--out", "-o", help="GGUF file to write.")],
+    out: Annotated[str, Option("--out", "-o", help="GGUF file to write; for a Hugging Face folder also a new folder.")],
     type: Annotated[
         str | None,
         Option(help="f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0. [default: each tensor keeps its own]"),

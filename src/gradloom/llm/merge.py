@@ -30,6 +30,7 @@ from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
 from .adapter_files import files_given, read_adapter
 from .hf_export import GgufView
 from .hf_folder import HFFolder
+from .hf_write import write_merged
 from .model_file import open_model
 
 # type that can be written -> general.file_type of a model that is mostly of it
@@ -76,7 +77,8 @@ def merge(
     The notes also report tensors whose rounding error (RMS) is above 20 % of their numbers, and tensors with more than
     0.1 % of numbers that became 0 because they are too small for the type. Raises FileError for damaged files, an
     adapter for another base, numbers outside of the type's range or not finite (also in copied tensors), an out_path
-    that is one of the input files; SettingError for invalid paths, and for an out_path that is no FILE.gguf.
+    that is one of the input files; SettingError for invalid paths, and for an out_path that is no FILE.gguf (for a
+    Hugging Face folder also a new folder, for transformers, in f32, f16 or bf16).
     """
     need_path(
         model_path, "merge", "model_path", "a path: the GGUF file or the Hugging Face folder of the model (Model.path)"
@@ -88,6 +90,8 @@ def merge(
     need_llm()
     read = [model_path, *files_given(adapter_path)]
     refuse_input(out_path, *read)
+    if Path(out_path).suffix == "" and os.path.isdir(model_path):
+        return _merged_folder(HFFolder(model_path), adapter_path, out_path, kind)
     if Path(out_path).suffix != ".gguf":
         raise SettingError(f"{out_path}: a merged model is written as FILE.gguf; requires that ending")
     check_target(out_path)
@@ -125,6 +129,22 @@ def merge(
     notes += _loss_notes(losses)
     kinds = Counter(new for new, _, _ in tensors.values())
     return Merged(size, dict(kinds.most_common()), list(adapter.pairs), notes)
+
+
+def _merged_folder(
+    base: HFFolder, adapter_path: str | os.PathLike[str], out_path: str | os.PathLike[str], kind: str | None
+) -> Merged:
+    """Write a folder for transformers."""
+    if kind not in (None, "f32", "f16", "bf16"):
+        raise SettingError(setting="type", seen=kind, need="f32, f16 or bf16 for a folder", place="merge")
+    if os.path.exists(out_path) and not os.path.isdir(out_path):
+        raise FileError(f"{out_path}: is a file; need the name of a new folder")
+    if os.path.isdir(out_path) and os.listdir(out_path):
+        raise FileError(f"{out_path}: is a folder with files; need an empty or new one")
+    adapter = read_adapter(adapter_path, base)
+    base.check()
+    size, kinds = write_merged(base, adapter, out_path, kind)
+    return Merged(size, kinds, list(adapter.pairs), [])
 
 
 def check_model(base: GGUF) -> None:
