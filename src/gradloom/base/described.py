@@ -16,13 +16,14 @@ def parse(text: str, what: str) -> Described:
     return Described(parse_object(text, what), what)
 
 
-def parse_object(text: str, what: str) -> dict[str, Any]:
+def parse_object(text: str, what: str, longest: int = LONGEST) -> dict[str, Any]:
     """The JSON object in a text.
 
-    DataError when it is none, is longer than LONGEST, nested too deeply, names a key twice, or holds NaN or Infinity.
+    DataError when it is none, has more than `longest` characters, is nested too deeply, names a key twice, or holds NaN
+    or Infinity.
     """
-    if len(text) > LONGEST:
-        raise DataError(f"{what} has {len(text)} characters; need at most {LONGEST}")
+    if len(text) > longest:
+        raise DataError(f"{what} has {len(text)} characters; need at most {longest}")
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except RecursionError:

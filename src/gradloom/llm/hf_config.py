@@ -128,8 +128,8 @@ def _settings(path: str, given: Mapping[str, Any]) -> tuple[FolderSettings, Fami
     kind = values.get("model_type")
     known = families.model_types()
     if not isinstance(kind, str) or kind not in known:
-        seen = "is missing" if kind is None else f"is {one_line(kind)}"
-        raise FileError(f"{path}: model_type {seen}, which is not supported; must be one of {', '.join(sorted(known))}")
+        seen = "is missing" if kind is None else f"is {one_line(kind)}, which is not supported"
+        raise FileError(f"{path}: model_type {seen}; must be one of {', '.join(sorted(known))}")
     family = known[kind]
     return FolderSettings(path, values, _DEFAULTS | dict(family.folder.types[kind])), family
 

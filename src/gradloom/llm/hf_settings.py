@@ -42,9 +42,10 @@ def read_text(path: Path, most: int = _MOST_BYTES) -> str:
 def read_json(path: Path, most: int = _MOST_BYTES) -> dict[str, Any]:
     """The JSON object in a file. Raises FileError as read_text, and for anything that is no JSON object."""
     try:
-        return parse_object(read_text(path, most), "the text")
+        return parse_object(read_text(path, most), "the text", most)
     except DataError as error:
-        raise FileError(f"{path}: is not read as JSON: {one_line(str(error))[1:-1]}; need an object") from None
+        seen = str(error).removesuffix("; need a JSON object").removesuffix("; need an object")
+        raise FileError(f"{path}: is not read as JSON: {one_line(seen)[1:-1]}; need an object") from None
 
 
 def read_if_there(path: Path) -> dict[str, Any]:
