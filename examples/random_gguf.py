@@ -13,7 +13,7 @@ import argparse
 import functools
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import gguf
 import numpy as np
@@ -31,7 +31,56 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab": 151936, "rope_base": 1e6, "context": 40960,
     },
 }  # fmt: skip
-ARCHS = ("llama", "qwen2", "qwen3")
+
+
+class Arch(NamedTuple):
+    """Differences of an architecture from llama's: tensors of a block, and metadata that its files must have."""
+
+    biases: tuple[str, ...] = ()
+    qk_norm: Literal["", "head", "width"] = ""
+    fused_qkv: bool = False
+    fused_ffn: bool = False  # ffn_up has the rows of the gate, then its own
+    before: tuple[str, ...] = ("attn_norm", "ffn_norm")
+    behind: tuple[str, ...] = ()
+    untied: bool = False  # needs output.weight
+    head_keys: bool = False  # always has attention.key_length
+    half_rope: bool = False  # half of each head is turned
+    metadata: dict[str, Any] = {}  # noqa: RUF012
+
+
+QKV = ("attn_q", "attn_k", "attn_v")
+POST = ("post_attention_norm", "post_ffw_norm")
+ARCHS = {
+    "llama": Arch(),
+    "qwen2": Arch(biases=QKV),
+    "qwen3": Arch(qk_norm="head", head_keys=True),
+    "gemma3": Arch(
+        qk_norm="head", behind=POST, head_keys=True,
+        metadata={"attention.sliding_window": 32, "attention.sliding_window_pattern": 2, "rope.freq_base": 1e6},
+    ),
+    "phi3": Arch(fused_qkv=True, fused_ffn=True, metadata={"rope.scaling.original_context_length": 2048}),
+    "smollm3": Arch(),
+    "granite": Arch(
+        metadata={"embedding_scale": 6.0, "residual_scale": 0.5, "attention.scale": 0.2, "logit_scale": 2.0}
+    ),
+    "olmo2": Arch(
+        qk_norm="width", before=(), behind=POST, untied=True, metadata={"attention.sliding_window": 32}
+    ),
+    "mistral3": Arch(
+        head_keys=True,
+        metadata={
+            "attention.temperature_scale": 0.1, "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 32, "rope.scaling.yarn_log_multiplier": 0.5,
+            "rope.scaling.yarn_beta_fast": 24.0, "rope.scaling.yarn_beta_slow": 2.0,
+        },
+    ),
+    "glm4": Arch(biases=QKV, fused_ffn=True, behind=POST, half_rope=True),
+    "exaone4": Arch(qk_norm="head", before=(), behind=POST),
+    "seed_oss": Arch(biases=QKV, before=("attn_norm", "post_attention_norm"), head_keys=True),
+    "ernie4_5": Arch(head_keys=True),
+    "hunyuan-dense": Arch(qk_norm="head", head_keys=True),
+    "minicpm": Arch(),
+}  # fmt: skip
 BY_ROUNDING = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 D_AT = {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}  # bytes of the f16 d and dmin
 MIN_TO_SCALE = {"q2_k": 1.5, "q4_k": 7.5, "q5_k": 15.5}  # dmin / d for which the mean is 0
@@ -72,7 +121,7 @@ def write_random(
     head_dim     width // heads when not given; other values are written as attention.key_length and value_length
     rope_dims    dimensions of a head that are turned, head_dim when not given
     rope_factors numbers [rope_dims / 2], stored as rope_freqs.weight (what llama 3.1 has)
-    tied         no output.weight: the embedding is the output layer
+    tied         no output.weight: the embedding is the output layer; olmo2 always has one
     std          of the matrices; norm weights lie in 0.9 .. 1.1, biases (qwen2) have 5 times std
     embedding_std of the embedding and the output, std when not given
     chat         adds <|im_start|>, <|im_end|> and a ChatML template
@@ -80,7 +129,8 @@ def write_random(
     """
     if arch not in ARCHS or kind not in TYPES:
         raise ValueError(f"arch {arch!r}, type {kind!r}: need one of {', '.join(ARCHS)} and one of {', '.join(TYPES)}")
-    head = head_dim or width // heads
+    made, head = ARCHS[arch], head_dim or width // heads
+    tied = tied and not made.untied
     if heads % kv_heads or (head_dim is None and width % heads):
         raise ValueError(
             f"width {width}, {heads} heads, {kv_heads} kv heads: need heads to divide by kv heads, width by heads"
@@ -91,7 +141,8 @@ def write_random(
             raise ValueError(f"{name} = {size}: need a multiple of {block}, the block of {kind}")
     path = Path(path)
     writer = gguf.GGUFWriter(path, arch)
-    writer.add_name(f"random {arch} {kind}")
+    called = "phi" if arch == "phi3" else arch  # names with phi3 need its special tokens in llama.cpp
+    writer.add_name(f"random {called} {kind}")
     writer.add_file_type(int(gguf.LlamaFileType["ALL_F32" if kind == "f32" else "MOSTLY_" + file_type(kind)]))
     writer.add_context_length(context)
     writer.add_embedding_length(width)
@@ -100,39 +151,24 @@ def write_random(
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(eps)
-    writer.add_rope_dimension_count(rope_dims or head)
-    writer.add_rope_freq_base(rope_base)
+    writer.add_rope_dimension_count(rope_dims or (head // 2 if made.half_rope else head))
+    own = {f"{arch}.{key}": value for key, value in made.metadata.items()} | (metadata or {})
+    if f"{arch}.rope.freq_base" not in own:
+        writer.add_rope_freq_base(rope_base)
     writer.add_vocab_size(vocab)
-    if head * heads != width or arch == "qwen3":
+    if head * heads != width or made.head_keys:
         writer.add_key_length(head)
         writer.add_value_length(head)
     add_tokenizer(writer, vocab, chat)
     adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    for key, value in (metadata or {}).items():
+    for key, value in own.items():
         adders[type(value)](key, value)
 
-    q, kv = heads * head, kv_heads * head
-    shapes: dict[str, tuple[int, ...]] = {"token_embd": (vocab, width)}
-    for i in range(layers):
-        shapes |= {
-            f"blk.{i}.attn_norm": (width,),
-            f"blk.{i}.attn_q": (q, width),
-            f"blk.{i}.attn_k": (kv, width),
-            f"blk.{i}.attn_v": (kv, width),
-            f"blk.{i}.attn_output": (width, q),
-            f"blk.{i}.ffn_norm": (width,),
-            f"blk.{i}.ffn_gate": (ffn, width),
-            f"blk.{i}.ffn_up": (ffn, width),
-            f"blk.{i}.ffn_down": (width, ffn),
-        }
-        if arch == "qwen3":
-            shapes |= {f"blk.{i}.attn_q_norm": (head,), f"blk.{i}.attn_k_norm": (head,)}
-    shapes["output_norm"] = (width,)
-    if not tied:
-        shapes["output"] = (vocab, width)
+    shapes = tensor_shapes(made, layers, width, heads, kv_heads, head, ffn, vocab)
+    if tied:
+        del shapes["output"]
     weights = {f"{name}.weight": shape for name, shape in shapes.items()}
-    if arch == "qwen2":
-        weights |= {f"blk.{i}.attn_{n}.bias": (q if n == "q" else kv,) for i in range(layers) for n in "qkv"}
+    weights |= {f"blk.{i}.{n}.bias": shapes[f"blk.{i}.{n}"][:1] for i in range(layers) for n in made.biases}
     if rope_factors is not None:
         weights["rope_freqs.weight"] = np.shape(rope_factors)
 
@@ -157,6 +193,27 @@ def write_random(
         writer.write_tensor_data(make())
     writer.close()
     return path
+
+
+def tensor_shapes(
+    arch: Arch, layers: int, width: int, heads: int, kv_heads: int, head: int, ffn: int, vocab: int
+) -> dict[str, tuple[int, ...]]:
+    """Tensors by their names without `.weight`, in the file's order."""
+    q, kv = heads * head, kv_heads * head
+    rows = {"attn_qkv": q + 2 * kv} if arch.fused_qkv else {"attn_q": q, "attn_k": kv, "attn_v": kv}
+    into = {"ffn_up": 2 * ffn} if arch.fused_ffn else {"ffn_gate": ffn, "ffn_up": ffn}
+    first, second = (arch.before[:1], arch.before[1:])
+    block: dict[str, tuple[int, ...]] = dict.fromkeys(first, (width,))
+    block |= {name: (count, width) for name, count in rows.items()} | {"attn_output": (width, q)}
+    block |= dict.fromkeys(second, (width,))
+    block |= {name: (count, width) for name, count in into.items()} | {"ffn_down": (width, ffn)}
+    block |= dict.fromkeys(arch.behind, (width,))
+    if arch.qk_norm:
+        whole = arch.qk_norm == "width"
+        block |= {"attn_q_norm": (q if whole else head,), "attn_k_norm": (kv if whole else head,)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (vocab, width)}
+    shapes |= {f"blk.{i}.{name}": shape for i in range(layers) for name, shape in block.items()}
+    return shapes | {"output_norm": (width,), "output": (vocab, width)}
 
 
 def ggml_type(kind: str) -> gguf.GGMLQuantizationType:
@@ -238,7 +295,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="tiny", help="the sizes below, where they are not given")
-    parser.add_argument("--arch", choices=ARCHS)
+    parser.add_argument("--arch", choices=tuple(ARCHS))
     parser.add_argument("--type", choices=TYPES, default="f32", dest="kind")
     for name in ("layers", "width", "heads", "kv-heads", "ffn", "vocab", "head-dim", "context"):
         parser.add_argument(f"--{name}", type=int)

@@ -11,6 +11,7 @@ import pytest
 
 from examples.random_gguf import CHATML
 from gradloom.cli.main import main
+from tests.llm.other_program import use
 from tests.llm.random_models import write
 from tests.scripts import script
 
@@ -19,7 +20,7 @@ WORDS = ["once", "upon", "a", "time", "there", "was", "a", "little", "girl", "wh
 # What a run measures, and the names of files that it was given to write
 MEASURED = {
     "seconds", "tokens_per_second", "peak_bytes", "resident_before_bytes", "available_bytes", "out",
-    "base_bytes", "reading_bytes", "planned_total_bytes",
+    "base_bytes", "other_seconds", "reading_bytes", "planned_total_bytes",
 }  # fmt: skip
 READS = ["--text-key t", "--prompt-key p", "--completion-key c", "--messages-key m", "--as-chat"]
 READS += ["--chat-template tpl.jinja", "--loss-on assistant", "--skip-bad-lines"]  # of which a text heeds none
@@ -61,6 +62,14 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--chat-template tpl.jinja", "--loss-on all", "--special"],
         ["--text-key t", "--prompt-key p", "--completion-key c", "--as-chat"],
     ),
+    "compare m.gguf t.txt --context 32 --tokens 60": (
+        ["--lora base.gguf", "--context 64", "--tokens 30", "--layers"], ["--with vllm", "--tokens 0", *READS],
+    ),
+    "compare m.gguf p.jsonl --context 96": (
+        ["--prompt-key q", "--completion-key a", "--as-chat", "--as-chat --chat-template tpl.jinja", "--loss-on all"],
+        ["--text-key t", "--messages-key m", "--chat-template tpl.jinja"],
+    ),
+    "compare m.gguf x.jsonl --context 96": (["--text-key story", "--special"], ["--prompt-key p", "--as-chat"]),
     "generate m.gguf --prompt once -n 12": (
         ["--lora base.gguf", "--max-tokens 5", "--temperature 0", "--top-k 2", "--top-p 0.3", "--seed 1", "--chat",
          "--chat --chat-template tpl.jinja", "--prompt upon"],
@@ -94,6 +103,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
 GPU = {"--device", "--gpu-layers", "--gpu-memory"}  # tests/gpu/test_gpu_layers.py
 ELSEWHERE = {
     "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", "--memory", *GPU},
+    "compare": {"--threads", "--skip-bad-lines"},
     "verify": {"--device", "--special"},  # tests/gpu/test_verify.py
     # tests/llm/test_plan.py, tests/gpu/test_held.py, tests/llm/test_memory.py
     "plan": {"--config", "--skip-bad-lines", "--special", "--memory", *GPU},
@@ -161,6 +171,7 @@ def fingerprint(capsys: pytest.CaptureFixture[str], folder: Path, line: str) -> 
 def test_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, files: Path, line: str) -> None:
     monkeypatch.chdir(files)
     monkeypatch.setenv("GRADLOOM_THREADS", "1")
+    use(monkeypatch)
     if not (files / "base.gguf").exists():
         assert fingerprint(capsys, files, f"{TRAIN} --seed 7 --rank 2")[0] == 0
         (files / "o.gguf").rename(files / "base.gguf")

@@ -16,6 +16,7 @@ from tests.cli.command import run
 from tests.cli.test_fit import flowers
 from tests.cli.test_language import TEXT
 from tests.json_checks import check_document, check_values
+from tests.llm.other_program import use
 from tests.llm.random_models import write
 from tests.scripts import script
 
@@ -39,6 +40,7 @@ def test_every_document_is_as_it_is_declared(
     text, fitted, tuned = tmp_path / "t.txt", tmp_path / "fitted", tmp_path / "a.gguf"
     text.write_text(" ".join(TEXT.split() * 100))
     model = write(tmp_path, "llama", chat=True, context=256)
+    use(monkeypatch)
     gl.save(gl.nn.Sequential(gl.nn.Linear(2, 1)), tmp_path / "net.safetensors")
     found = [
         printed(capsys, "fit", table, "--out", fitted, "--epochs", 2, "--val", f"other={table}"),
@@ -50,6 +52,8 @@ def test_every_document_is_as_it_is_declared(
         printed(capsys, "finetune", model, text, "--context", 32, "--steps", 3, "--out", tuned),
         printed(capsys, "generate", model, "--prompt", "once", "-n", 3, "--lora", tuned),
         printed(capsys, "evaluate", model, text, "--context", 32),
+        printed(capsys, "compare", model, text, "--context", 32, "--tokens", 100),
+        printed(capsys, "compare", model, "--lora", tuned, "--layers"),
         printed(capsys, "plan", model, text, "--context", 32),
         printed(capsys, "verify", model, text, "--context", 8, "--no-reference"),
         printed(capsys, "merge", model, tuned, "--out", tmp_path / "merged.gguf"),

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from examples.random_gguf import ARCHS, SHAPES, TYPES, pieces, write_random
+from gradloom import llm
+from gradloom.llm import families
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,9 +39,17 @@ def test_equal_arguments_give_equal_bytes_and_other_seeds_do_not(tmp_path: Path,
     )
     assert first.read_bytes() == again.read_bytes() != other.read_bytes()
     names = {t.name for t in gguf.GGUFReader(first).tensors}
-    assert {"output.weight", "blk.1.attn_q.weight"} < names
-    assert ("blk.1.attn_v.bias" in names) == (arch == "qwen2")
-    assert ("blk.1.attn_k_norm.weight" in names) == (arch == "qwen3")
+    assert {"output.weight", "blk.1.attn_output.weight"} < names
+    assert ("blk.1.attn_v.bias" in names) == (arch in ("qwen2", "glm4", "seed_oss"))
+    normed = ("qwen3", "gemma3", "olmo2", "exaone4", "hunyuan-dense")
+    assert ("blk.1.attn_k_norm.weight" in names) == (arch in normed)
+
+
+def test_every_family_can_be_written(tmp_path: Path) -> None:
+    assert set(ARCHS) == set(families.names())
+    for arch in ARCHS:
+        model = llm.load(write_random(tmp_path / "m.gguf", arch, **SHAPES["tiny"]))
+        assert model.config.architecture == arch and set(model.weights) == {t.name for t in model.file.tensors.values()}
 
 
 @pytest.mark.parametrize("vocab", [259, 300, 5000, 49152])

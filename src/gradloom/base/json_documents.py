@@ -291,6 +291,35 @@ EVALUATE = Document(
         *_LAYERS,
     ),
 )
+COMPARE = Document(
+    "gradloom.compare/1",
+    "`gradloom compare --json`",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("data", str | None, "DATA as given; null: the texts of gradloom"),
+        Key("lora", str | None, "the adapter"),
+        Key("with", str, "the other program"),
+        Key("version", str, "of the package that brings it"),
+        Key("test_loss", float, "mean loss per token, here", "nats/token"),
+        Key("other_loss", float, "the same in the other program", "nats/token"),
+        Key("difference", float, "mean of the paired differences, here minus there", "nats/token"),
+        Key("kl", float, "mean Kullback-Leibler divergence of both predictions", "nats/token"),
+        Key(r"(difference|kl)_unc", float, _SPREADS, when="of two tokens and more", pattern=True),
+        Key("kl_max", float, "the largest of a token", "nats"),
+        Key("same_top", float, "share of tokens after which both find the same token likeliest"),
+        Key("tokens", int, "tokens compared"),
+        Key("texts", int, "texts compared"),
+        Key("texts_with_other_ids", int, "of those that the other program splits into other tokens"),
+        Key("context", int, "tokens per row"),
+        Key("seconds", float, "of computation here", "s"),
+        Key("other_seconds", float, "of computation in the other program", "s"),
+        *when(
+            "with `--layers`",
+            Key("layers", list[float], "difference of the values behind each block, relative to their size"),
+            Key("first_layer", int | None, "the first block whose difference is above 1e-4"),
+        ),
+    ),
+)
 _CURVE = (
     Key("needed_bytes", int, "memory of the run", "bytes"),
     Key("relative_time", float, "predicted time of a step, relative to that without a budget"),

@@ -45,8 +45,8 @@ from .progress import Uploads
 from .settings_file import load_commands
 
 _COMMANDS = (
-    "fit", "predict", "finetune", "rerun", "runs", "generate", "chat", "evaluate", "plan", "verify", "info", "merge",
-    "doctor",
+    "fit", "predict", "finetune", "rerun", "runs", "generate", "chat", "evaluate", "compare", "plan", "verify",
+    "info", "merge", "doctor",
 )  # fmt: skip
 _LONGEST = 2000  # characters of an error, whose middle is left out: input may be of any length
 
@@ -83,8 +83,10 @@ def _named(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
     name = OF_PYTHON.get(name, name)
     if name not in parameters:
         return None
-    is_argument = isinstance(declared(parameters[name].annotation), Argument)
-    flag = name.upper() if is_argument else f"--{name.replace('_', '-')}"
+    declaration = declared(parameters[name].annotation)
+    flag = next(iter(getattr(declaration, "flags", ())), f"--{name.replace('_', '-')}")
+    if isinstance(declaration, Argument):
+        flag = name.upper()
     if seen is ...:
         return flag
     return with_value(flag, seen if given.get(name) is None else given[name])

@@ -11,6 +11,7 @@ from ..base.habits import missing_name
 
 if TYPE_CHECKING:
     from .chat import ChatTemplate
+    from .compare import Comparison, compare
     from .conversation import Conversation
     from .data import read_samples
     from .evaluate import Perplexity, evaluate
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatTemplate",
+    "Comparison",
     "Conversation",
     "LoRA",
     "MemoryPlan",
@@ -44,6 +46,7 @@ __all__ = [
     "Tokenizer",
     "TrainedTensors",
     "Verification",
+    "compare",
     "evaluate",
     "finetune",
     "generate",
@@ -58,6 +61,7 @@ __all__ = [
 # Where each name lives
 _HOMES = {
     ".chat": "ChatTemplate",
+    ".compare": "Comparison compare",
     ".conversation": "Conversation",
     ".data": "read_samples",
     ".evaluate": "Perplexity evaluate",

@@ -243,12 +243,13 @@ class Keys:
             raise self.wrong(key, value, "a positive number" if least is None else f"a number of at least {least:g}")
         return float(value)
 
-    def windows(self, layers: int, period: int) -> tuple[int | None, ...]:
-        """Of each block, from attention.sliding_window and its pattern: a truth value per block, or a number n, of
-        which the last of n blocks sees all; `period` where the file has none."""
-        if not self.get("attention.sliding_window", 0):
+    def windows(self, layers: int, period: int, default: int | None = None) -> tuple[int | None, ...]:
+        """Of each block, from attention.sliding_window, or `default`, and its pattern: a truth value per block, or a
+        number n, of which the last of n blocks sees all; `period` where the file has none."""
+        if not self.get("attention.sliding_window", default):
             return (None,) * layers
-        window, pattern = self.count("attention.sliding_window"), self.get("attention.sliding_window_pattern", period)
+        window = self.count("attention.sliding_window", default)
+        pattern = self.get("attention.sliding_window_pattern", period)
         if isinstance(pattern, list):
             if len(pattern) < layers or not all(isinstance(slides, bool) for slides in pattern):
                 raise self.wrong(

@@ -115,6 +115,7 @@ class Family:
         for layer in net.layers(positions):
             x = x + self._branch(layer, 0, x, self._attention)
             x = x + self._branch(layer, 1, x, self._feed_forward)
+            net.blocks.append(x)
         return net.norm("output_norm", x)
 
     def _branch(self, layer: Layer, which: int, x: Value, inner: Callable[[Layer, Value], Value]) -> Value:

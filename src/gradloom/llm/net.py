@@ -75,6 +75,7 @@ class Net:
             model, model.config, adapter, caches, training
         )  # fmt: skip
         self.batch, self.length = shape
+        self.blocks: list[Value] = []  # the residual stream behind each block, [B*T, d]
         self.longest = self.length if caches is None else caches.longest  # tokens of a text
 
     def weight(self, name: str) -> Value:

@@ -24,18 +24,24 @@ class Pre(NamedTuple):
     patterns: tuple[str, ...]  # each is applied to the words of the previous one
     whole_words: bool = False  # a word that is a token is not merged
     add_bos: bool = False  # default, if the file has none
+    has_bos: bool = True  # token 11 is bos, if the file has none
 
 
 def _pre_tokenizers() -> dict[str, Pre]:
     families = {
         "default": Pre((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-        "gpt-2 phi-2 mpt olmo exaone4 mellum gigachat a.x-4.0 trillion": Pre((_GPT2,)),
-        "smollm starcoder refact command-r codeshell exaone minerva-7b": Pre((r"\p{N}", _GPT2)),
+        "gpt-2 phi-2 mpt olmo exaone4 mellum gigachat a.x-4.0 trillion granite-docling": Pre((_GPT2,)),
+        "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": Pre((r"\p{N}", _GPT2)),
         "falcon": Pre((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
-        "llama-bpe llama3 llama-v3 falcon3 lfm2 pixtral midm-2.0": Pre((_LLAMA3,), whole_words=True, add_bos=True),
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 lfm2 pixtral midm-2.0": Pre(
+            (_LLAMA3,), whole_words=True, add_bos=True
+        ),
         "dbrx smaug-bpe": Pre((_LLAMA3,)),
-        "qwen2 stablelm2 deepseek-r1-qwen megrez kormo hunyuan": Pre((_QWEN2,)),
-        "deepseek-v3": Pre(
+        "chatglm-bpe": Pre((_LLAMA3,), has_bos=False),
+        "glm4 glm5": Pre((_LLAMA3,), whole_words=True, has_bos=False),
+        "minicpm5": Pre((r"\p{N}{1,3}", _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")), whole_words=True),
+        "qwen2 stablelm2 deepseek-r1-qwen megrez kormo hunyuan f2llmv2 grok-2 solar-open": Pre((_QWEN2,)),
+        "deepseek-v3 hunyuan-dense hy_v4 joyai-llm": Pre(
             (
                 r"\p{N}{1,3}",
                 r"[一-龥぀-ゟ゠-ヿ]+",
@@ -47,7 +53,9 @@ def _pre_tokenizers() -> dict[str, Pre]:
             (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)
         ),
         "tekken": Pre((CASED.replace("END", "").replace("DIGITS", r"\p{N}"),), whole_words=True, add_bos=True),
-        "gpt-4o llama4 kanana2": Pre((CASED.replace("END", _CONTRACTIONS + "?").replace("DIGITS", r"\p{N}{1,3}"),)),
+        "gpt-4o llama4 kanana2 talkie minimax-m2": Pre(
+            (CASED.replace("END", _CONTRACTIONS + "?").replace("DIGITS", r"\p{N}{1,3}"),)
+        ),
     }
     return {name: pre for names, pre in families.items() for name in names.split()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,9 +18,14 @@ def _words(text: str) -> tuple[str, ...]:
 # Tokens recognised by their text, as in llama.cpp, because some files do not mark them.
 ENDS = _words(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT]"
-    " [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <｜end▁of▁sentence｜>"
-    " <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>"
+    " [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <｜end▁of▁sentence｜> <|flush|> <|calls|> <|tool_response>"
+    " [e~["
 )
+FILE_ENDS = {  # of code; the key tokenizer.ggml.NAME_token_id replaces them
+    "fim_pad": _words("<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
+    "fim_rep": _words("<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
+    "fim_sep": _words("<|file_sep|>"),
+}
 TURN_ENDS = _words(
     "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> [EOT]"
     " <｜end▁of▁sentence｜> <end_of_utterance>"
@@ -28,7 +33,38 @@ TURN_ENDS = _words(
 MARKED = _words(
     "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|fim_suffix|> <fim-suffix> <fim_suffix>"
     " <｜fim▁hole｜> <SUF> ▁<SUF> <|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID>"
+    " <|code_prefix|> <|prefix|> <|code_suffix|> <|suffix|> <|code_middle|> <|middle|>"
 )
+_IN_MESSAGES = _words("<|channel|> <|message|> <|start|> <|constrain|>")
+BLANKS = " \t\n\v\f\r"  # ASCII only
+
+
+def without_inner_marks(ends: set[int], ids: Mapping[str, int], types: np.ndarray) -> frozenset[int]:
+    """The tokens that end a generation, without those that the other tokens of the vocabulary show to be text or to
+    occur inside of a reply. Sets the types of these (i32 [V])."""
+    for text in _IN_MESSAGES:
+        if text in ids:
+            types[ids[text]] = USER_DEFINED
+
+    def found(*texts: str) -> bool:
+        return any(ids.get(text, -1) in ends for text in texts)
+
+    if found("<|end|>") and found("<|call|>", "<|calls|>") and found("<|return|>", "<|flush|>"):
+        ends = ends - {ids["<|end|>"]}
+        types[ids["<|end|>"]] = USER_DEFINED
+    if found("</s>") and found("<|tool_response>", "<|plamo:eos|>"):
+        ends = ends - {ids["</s>"]}
+        types[ids["</s>"]] = NORMAL
+    return frozenset(ends)
+
+
+def strips_blanks(name: object, pieces: list[str], types: np.ndarray) -> frozenset[int]:
+    """Ids of the special tokens behind which blanks are removed: those of Phi-3, which its name identifies."""
+    if not isinstance(name, str) or not any(known in name.lower() for known in ("phi-3", "phi3")):
+        return frozenset()
+    special = np.flatnonzero(np.isin(types, (CONTROL, USER_DEFINED, UNKNOWN)))
+    ids = {int(i) for i in special if pieces[i] not in ("<unk>", "<s>", "<|endoftext|>")}
+    return frozenset(ids | {i for i, piece in enumerate(pieces) if piece == "</s>"})
 
 
 class RenderedText(str):

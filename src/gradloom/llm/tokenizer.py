@@ -23,9 +23,11 @@ from . import bpe
 from .bpe import SPACE, Bpe, id_array
 from .pretokenizers import PRE_TOKENIZERS, Pre
 from .special_tokens import (
+    BLANKS,
     BYTE,
     CONTROL,
     ENDS,
+    FILE_ENDS,
     MARKED,
     NORMAL,
     TURN_ENDS,
@@ -34,7 +36,11 @@ from .special_tokens import (
     USER_DEFINED,
     RenderedText,
     SpecialTokens,
+    strips_blanks,
+    without_inner_marks,
 )
+
+_BEGIN, _TEXT = -1, -2  # no special token precedes a part: nothing does, or text
 
 
 def _shown(value: Any) -> str:
@@ -46,7 +52,7 @@ class Tokenizer(AttributeHints):
     """Text to ids and back, according to the metadata of a GGUF file.
 
     metadata  the file's keys; used are tokenizer.ggml.{model, pre, tokens, scores, token_type, merges, *_token_id,
-              add_bos_token, add_eos_token, add_space_prefix} and tokenizer.chat_template
+              add_bos_token, add_eos_token, add_space_prefix}, tokenizer.chat_template and general.name
     name      the file's name, for messages
     bos, eos, eot, eom, unk, sep, pad   ids, or None if the file has none
     end_ids   ids that end a generation: eos, eot and other known ones
@@ -79,7 +85,10 @@ class Tokenizer(AttributeHints):
         self._ids = {piece: i for i, piece in enumerate(self.pieces)}
         types = self._numbers(metadata, "tokenizer.ggml.token_type", np.int32)
         self._types = np.full(n, NORMAL, np.int32) if types is None else types
-        for text in (*ENDS, *MARKED):
+        of_files = (
+            t for key, texts in FILE_ENDS.items() if f"tokenizer.ggml.{key}_token_id" not in metadata for t in texts
+        )
+        for text in (*ENDS, *MARKED, *of_files):
             known = self._ids.get(text)
             if known is not None and self._types[known] in (NORMAL, USER_DEFINED):
                 self._types[known] = CONTROL
@@ -110,6 +119,7 @@ class Tokenizer(AttributeHints):
         template = metadata.get("tokenizer.chat_template")
         self.chat_template: str | None = template if isinstance(template, str) and template else None
 
+        self._strips = strips_blanks(metadata.get("general.name"), self.pieces, self._types)
         self._special = SpecialTokens(self.pieces, self._types, (CONTROL, USER_DEFINED, UNKNOWN))
         self._defined = SpecialTokens(self.pieces, self._types, (USER_DEFINED,))
         self._control = SpecialTokens(self.pieces, self._types, (CONTROL, UNKNOWN))
@@ -128,7 +138,9 @@ class Tokenizer(AttributeHints):
 
     def _find_special(self, metadata: Mapping[str, Any]) -> None:
         """The ids of special tokens, and those that end a generation or a chat's turn."""
-        defaults = (1, 2, 0) if self.kind == "spm" else (11, 11, None)
+        defaults: tuple[int | None, int, int | None] = (1, 2, 0)
+        if self.kind == "bpe":
+            defaults = (11 if PRE_TOKENIZERS[self.pre].has_bos else None, 11, None)
 
         def special(key: str, default: int | None = None) -> int | None:
             given = metadata.get(f"tokenizer.ggml.{key}_token_id")
@@ -145,8 +157,11 @@ class Tokenizer(AttributeHints):
             self.eot = next((self._ids[t] for t in TURN_ENDS if t in self._ids), None)
         if self.eom is None:
             self.eom = self._ids.get("<|eom_id|>")
-        ends = [self.eos, self.eot, self.eom, *(self._ids.get(t) for t in ENDS)]
-        self.end_ids = frozenset(i for i in ends if i is not None)
+        ends = {self.eos, self.eot, self.eom, *(self._ids.get(t) for t in ENDS)}
+        for key, texts in FILE_ENDS.items():
+            given = special(key)
+            ends |= {self._ids.get(t) for t in texts} if given is None else {given}
+        self.end_ids = without_inner_marks({i for i in ends if i is not None}, self._ids, self._types)
         own = (self.eos, self.eot, self.eom)
         self.turn_ends = tuple(self.pieces[i] for i in sorted(self.end_ids) if i in own or self.pieces[i] in TURN_ENDS)
 
@@ -212,9 +227,9 @@ class Tokenizer(AttributeHints):
         jobs: list[str] = []
         plans: list[list[list[int]]] = []
         for parts in texts:
-            after_special, plan = True, []
+            last, plan = _BEGIN, []
             for part in parts:
-                steps, after_special = self._queue(part, special, after_special, jobs)
+                steps, last = self._queue(part, special, last, jobs)
                 plan.append(steps)
             plans.append(plan)
         ids = self.bpe.encode(jobs)
@@ -232,7 +247,7 @@ class Tokenizer(AttributeHints):
         if first:
             yield np.array(first, dtype=np.int32)
         known = self._special if special else self._defined
-        rest, after_special, done, need = "", True, False, 2 * bpe.GROUP
+        rest, last_id, done, need = "", _BEGIN, False, 2 * bpe.GROUP
         source = iter(blocks)
         while not done:
             parts, have = [rest], len(rest)
@@ -248,7 +263,7 @@ class Tokenizer(AttributeHints):
                 need = max(2 * len(rest), 2 * bpe.GROUP)
                 continue
             jobs: list[str] = []
-            steps, after_special = self._queue(rest[:cut], special, after_special, jobs)
+            steps, last_id = self._queue(rest[:cut], special, last_id, jobs)
             if steps:
                 yield _join(steps, self.bpe.encode(jobs))
             rest, need = rest[cut:], 2 * bpe.GROUP
@@ -295,21 +310,26 @@ class Tokenizer(AttributeHints):
             around.append([token] if wanted and token is not None else [])
         return around[0], around[1]
 
-    def _queue(self, text: str, special: bool, after_special: bool, jobs: list[str]) -> tuple[list[int], bool]:
-        """(ids in order, with -1 - k for those of jobs[k]; whether a special token is the last). Appends to jobs."""
+    def _queue(self, text: str, special: bool, last: int, jobs: list[str]) -> tuple[list[int], int]:
+        """(ids in order, with -1 - k for those of jobs[k]; the special token at the end, _BEGIN or _TEXT), after a
+        text with such an end. Appends to jobs."""
         steps = []
         for part in (self._special if special else self._defined).split(checked_text(text)):
             if isinstance(part, int):
                 steps.append(part)
-                after_special = True
+                last = part
                 continue
+            if last in self._strips:
+                part = part.lstrip(BLANKS)
+                if not part:
+                    continue
             if self.kind == "spm":
-                part = (" " * (self.add_space_prefix and after_special) + part).replace(" ", SPACE)
+                part = (" " * (self.add_space_prefix and last != _TEXT) + part).replace(" ", SPACE)
             for block in self.bpe.blocks(part):
                 steps.append(-1 - len(jobs))
                 jobs.append(block)
-            after_special = False
-        return steps, after_special
+            last = _TEXT
+        return steps, last
 
     # -- ids to text ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from ..hf_settings import FolderSettings
 def _configure(keys: Keys, c: Config) -> Config:
     if c.layers != 64:
         return c
-    return _rotated_in_windows(replace(c, windows=keys.windows(c.layers, 4)))
+    return _rotated_in_windows(replace(c, windows=keys.windows(c.layers, 4, 4096)))
 
 
 def _rotated_in_windows(c: Config) -> Config:
