@@ -86,7 +86,8 @@ def evaluate(
 
     if is_saved_model(model):
         use = to_paste(["gradloom", "predict", model, data])
-        text = f"{model}: is not a GGUF model; for a model of gradloom fit, {use} prints its scores"
+        seen = f"{model}: is neither a GGUF model nor a Hugging Face folder"
+        text = f"{seen}; for a model of gradloom fit, {use} prints its scores"
         raise SettingError(text, setting="model", seen=model)
     layers = check_places("evaluate", device, gpu_layers, gpu_memory, memory)
     options = data_options(

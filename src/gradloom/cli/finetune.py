@@ -263,7 +263,7 @@ def _summary(run: Run, planned: MemoryPlan, use: Any, report: Mapping[str, Any])
         own = "" if run.model.tokenizer.chat_template is None else ", in place of the model's own"
         lines.append(("template", f"{use.chat_template}, saved with it{own}"))
     lines.append(("use it", _use(run, use.out)))
-    if Path(use.out).suffix == ".gguf":
+    if Path(use.out).suffix == ".gguf" and (run.method == "full" or not os.path.isdir(run.model.path)):
         served = (use.out,) if run.method == "full" else (run.model.path, use.out)
         lines.append(("elsewhere", llama_server(*served)))
     return lines

@@ -51,11 +51,10 @@ def info(
     json: Json = False,
 ) -> int:
     """Run the command; returns its exit code."""
-    from ..llm.hf_folder import is_folder_of_model
     from ..llm.model_file import open_model
     from .info_model import describe_model, is_saved_model
 
-    is_saved = is_saved_model(file) and not is_folder_of_model(file)
+    is_saved = is_saved_model(file)
     if is_saved:
         document = INFO_MODEL
         facts, lines, layers = describe_model(file)

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
 
 def is_saved_model(file: str) -> bool:
-    """A folder of `gradloom fit`, or a .safetensors file."""
-    return os.path.isdir(file) or file.lower().endswith(".safetensors")
+    """A folder of `gradloom fit`, or a .safetensors file; not a Hugging Face folder."""
+    from ..llm.hf_folder import is_folder_of_model
+
+    return (os.path.isdir(file) and not is_folder_of_model(file)) or file.lower().endswith(".safetensors")
 
 
 def describe_model(file: str) -> tuple[dict[str, Any], list[tuple[str, str]], str]:

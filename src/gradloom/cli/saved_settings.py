@@ -24,8 +24,8 @@ _PIECE = 1 << 20  # bytes read at a time
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """ "sha256:..." of a file's bytes; of a folder (idx files, an adapter of PEFT, text data) that of the names and
-    digests of the files that are read of it. OSError or FileError where it cannot be read."""
+    """ "sha256:..." of a file's bytes; of a folder (a model, idx files, an adapter of PEFT, text data) that of the names
+    and digests of the files that are read of it. OSError or FileError where it cannot be read."""
     from ..files.regular import open_regular
 
     found = hashlib.sha256()
@@ -44,7 +44,10 @@ def _read_of(folder: str | os.PathLike[str]) -> list[Path]:
     from ..data.idx import find_idx
     from ..llm.adapter_peft import PEFT_CONFIG, PEFT_WEIGHTS
     from ..llm.data_files import data_files
+    from ..llm.hf_folder import files_of_folder
 
+    if model := files_of_folder(folder):
+        return model
     if (idx := sorted(find_idx(folder).values())) or Path(folder, PEFT_CONFIG).exists():
         return idx or [Path(folder, name) for name in sorted((PEFT_CONFIG, PEFT_WEIGHTS))]
     return [Path(path) for path in data_files(folder).paths]

@@ -42,7 +42,7 @@ _ENDS = {f"{tensor}.weight": module for module, tensor in END_MODULES.items()}
 def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: ModelFile, base_name: str = "") -> None:
     """Write adapter_model.safetensors and adapter_config.json, as PEFT loads them for the base on Hugging Face.
 
-    base       the GGUF model, for the number of heads of q and k
+    base       the model; of a GGUF file, its number of heads orders the rows of q and k
     base_name  base_model_name_or_path of the config; optional, PEFT's users may load the base themselves
     Raises FileError for an architecture or tensor without a name in PEFT's format.
     """

@@ -31,7 +31,7 @@ from .config import Config, Keys
 from .hf_config import FolderConfig, FolderKeys
 from .hf_settings import CONFIG, read_json
 from .hf_tokenizer import FolderTokenizer, tokenizer_of
-from .hf_tokenizer_file import TokenizerFile
+from .hf_tokenizer_file import TOKENIZER_FILES, TokenizerFile
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _KINDS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
@@ -256,6 +256,17 @@ class HFFolder:
 def is_folder_of_model(path: str | os.PathLike[str]) -> bool:
     """A folder with a config.json."""
     return os.path.isdir(path) and os.path.lexists(os.path.join(path, CONFIG))
+
+
+def files_of_folder(path: str | os.PathLike[str]) -> list[Path]:
+    """The files of a model's folder that are read, sorted; [] for a folder without a model. Raises FileError for files
+    that HFFolder does not open."""
+    folder = Path(path)
+    if not is_folder_of_model(folder) or not any(os.path.lexists(folder / name) for name in (WEIGHTS, INDEX)):
+        return []
+    index = [] if os.path.lexists(folder / WEIGHTS) else [INDEX]
+    texts = [name for name in TOKENIZER_FILES if os.path.lexists(folder / name)]
+    return [folder / name for name in sorted([CONFIG, *index, *HFFolder(folder).files, *texts])]
 
 
 def _check_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ from .pretokenizers import PRE_TOKENIZERS, gpt2_pattern
 
 TOKENIZER, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 _TEMPLATES = "chat_template.jinja", "chat_template.json"
+TOKENIZER_FILES = (TOKENIZER, SETTINGS, GENERATION, *_TEMPLATES)
 _MOST_BYTES = 1 << 26
 _NESTED = 16  # sequences of steps
 _PATTERN = 4096  # characters of a regular expression

@@ -174,7 +174,8 @@ class LoRA(KeywordHints, AttributeHints):
         if len(files) == 1:
             write_adapter_gguf(files[0], in_gguf_order(adapter, model.file))
         else:
-            write_peft(files[0].parent, adapter, model.file, model.config.name)
+            base = os.path.abspath(model.path) if os.path.isdir(model.path) else model.config.name
+            write_peft(files[0].parent, adapter, model.file, base)
 
     @property
     def scale(self) -> float:

@@ -1,0 +1,85 @@
+"""Commands on a Hugging Face folder as base model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradloom.cli.main import main
+from gradloom.cli.saved_settings import digest
+from gradloom.files import load_arrays, open_gguf
+from gradloom.llm import LoRA, load
+from tests.llm.random_folders import HEADS, KV_HEADS, write_folder
+
+TRAINING = ["--steps", "3", "--context", "32", "--batch-size", "4"]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """(the folder of a model, a text)."""
+    root = tmp_path_factory.mktemp("folders")
+    (root / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 100)
+    return str(write_folder(root / "model", 2)), str(root / "text.txt")
+
+
+def test_info_plan_evaluate_generate(places: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    model, text = places
+    assert main(["info", model, "--json"]) == 0
+    out = capsys.readouterr().out
+    assert "Hugging Face folder" in out
+    facts = json.loads(out[out.index("\n{") :])
+    assert (facts["architecture"], facts["layers"], facts["heads"], facts["supported"]) == ("llama", 2, HEADS, True)
+    assert main(["plan", model, text, "--context", "32"]) == 0
+    assert main(["evaluate", model, text, "--context", "32"]) == 0
+    assert "perplexity" in capsys.readouterr().out
+    assert main(["generate", model, "--prompt", "The", "--max-tokens", "3", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.startswith("The")
+
+
+def test_an_adapter_is_equal_in_both_forms(places: tuple[str, str], tmp_path: Path, capsys: object) -> None:
+    """GGUF files of llama permute rows of q and k; PEFT's folder names the base by its path."""
+    model, text = places
+    for out in ("peft", "a.gguf"):
+        assert main(["finetune", model, text, "--out", str(tmp_path / out), *TRAINING]) == 0
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == os.path.abspath(model)
+    arrays = load_arrays(tmp_path / "peft" / "adapter_model.safetensors")[0]
+    written = open_gguf(tmp_path / "a.gguf")
+    for short, heads in (("q", HEADS), ("k", KV_HEADS), ("v", 0)):
+        ours = arrays[f"base_model.model.model.layers.1.self_attn.{short}_proj.lora_B.weight"]
+        assert np.abs(ours).max() > 0
+        if heads:
+            ours = ours.reshape(heads, 2, -1, ours.shape[1]).swapaxes(1, 2).reshape(ours.shape)
+        np.testing.assert_array_equal(written.array(f"blk.1.attn_{short}.weight.lora_b"), ours)
+    base = load(model)
+    loaded = [LoRA.load(tmp_path / out, base) for out in ("peft", "a.gguf")]
+    for name, b in loaded[0].b.items():
+        np.testing.assert_array_equal(b.stored.read(), loaded[1].b[name].stored.read())
+
+
+def test_a_run_is_resumed(places: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, text = places
+    run = ["finetune", model, text, "--out", str(tmp_path / "a"), "--run", str(tmp_path / "run"), *TRAINING]
+    assert main([*run, "--checkpoint-every", "1step"]) == 0
+    assert main(["finetune", "--resume", "--out", str(tmp_path / "a"), "--run", str(tmp_path / "run")]) == 0
+    assert digest(model) in (tmp_path / "run" / "settings.toml").read_text()
+
+
+def test_the_digest_is_of_all_files_that_are_read(tmp_path: Path) -> None:
+    model = write_folder(tmp_path / "model", 2)
+    before = digest(model)
+    (model / "README.md").write_text("notes")
+    assert digest(model) == before
+    (model / "generation_config.json").write_text("{}")
+    assert digest(model) != before
+
+
+def test_full_training_writes_a_gguf_file(places: tuple[str, str], tmp_path: Path, capsys: object) -> None:
+    model, text = places
+    out = str(tmp_path / "full.gguf")
+    assert main(["finetune", model, text, "--out", out, "--method", "full", *TRAINING]) == 0
+    assert main(["evaluate", out, text, "--context", "32"]) == 0
