@@ -83,3 +83,28 @@ def test_full_training_writes_a_gguf_file(places: tuple[str, str], tmp_path: Pat
     out = str(tmp_path / "full.gguf")
     assert main(["finetune", model, text, "--out", out, "--method", "full", *TRAINING]) == 0
     assert main(["evaluate", out, text, "--context", "32"]) == 0
+
+
+def test_a_folder_that_no_gguf_file_holds_is_refused_before_training(
+    places: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = write_folder(tmp_path / "model", form="own"), tmp_path / "full.gguf"
+    capsys.readouterr()
+    words = ["finetune", str(model), places[1], "--out", str(out), *TRAINING]
+    assert main([*words, "--method", "full"]) != 0
+    err = capsys.readouterr().err
+    assert "GGUF" in err and "steps of" not in err and err.count("\n") == 1 and not out.exists(), err
+    assert main([*words[:4], str(tmp_path / "adapter"), *TRAINING]) == 0
+
+
+def test_merging_into_a_folder_and_a_file(places: tuple[str, str], tmp_path: Path, capsys: object) -> None:
+    model, text = places
+    adapter = str(tmp_path / "adapter")
+    assert main(["finetune", model, text, "--out", adapter, *TRAINING]) == 0
+    arrays = []
+    for out in (str(tmp_path / "merged"), str(tmp_path / "merged.gguf")):
+        assert main(["merge", model, adapter, "--out", out]) == 0
+        arrays.append(load(out).file.array("blk.1.attn_v.weight"))
+    np.testing.assert_array_equal(*arrays)
+    assert not np.array_equal(arrays[0], load(model).file.array("blk.1.attn_v.weight"))
+    assert main(["merge", model, adapter, "--out", model]) == 2

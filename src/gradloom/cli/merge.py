@@ -1,7 +1,8 @@
-"""gradloom merge: a model with an adapter added to its weights, as a GGUF file of a chosen type."""
+"""gradloom merge: a model with an adapter added to its weights, as a GGUF file of a chosen type, or as a folder."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Annotated, Any
@@ -45,15 +46,13 @@ def merge(
     for note in done.notes:
         warn(note)
     kinds = ", ".join(f"{kind} {count}" for kind, count in done.kinds.items())
-    columns(
-        [
-            ("model", model),
-            ("adapter", f"{adapter}: {plural(len(done.changed), 'tensor')} changed"),
-            ("written", f"{out}: {done.bytes:,} bytes, tensors {kinds}"),
-            ("use it", to_paste(["gradloom", "generate", out]) + ' --prompt "..."'),
-            ("elsewhere", llama_server(out)),
-        ]
-    )
+    lines = [
+        ("model", model),
+        ("adapter", f"{adapter}: {plural(len(done.changed), 'tensor')} changed"),
+        ("written", f"{out}: {done.bytes:,} bytes, tensors {kinds}"),
+        ("use it", to_paste(["gradloom", "generate", out]) + ' --prompt "..."'),
+    ]
+    columns(lines if os.path.isdir(out) else [*lines, ("elsewhere", llama_server(out))])
     if json:
         result: dict[str, Any] = {"model": model, "adapter": adapter, "out": out, "type": type, "bytes": done.bytes}
         result |= {"tensors": done.kinds, "changed": len(done.changed), "notes": done.notes}

@@ -24,8 +24,8 @@ _PIECE = 1 << 20  # bytes read at a time
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """ "sha256:..." of a file's bytes; of a folder (a model, idx files, an adapter of PEFT, text data) that of the names
-    and digests of the files that are read of it. OSError or FileError where it cannot be read."""
+    """ "sha256:..." of a file's bytes; of a folder (a model, idx files, an adapter of PEFT, text data) that of the
+    names and digests of the files that are read of it. OSError or FileError where it cannot be read."""
     from ..files.regular import open_regular
 
     found = hashlib.sha256()

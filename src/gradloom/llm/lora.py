@@ -331,6 +331,14 @@ class TrainedTensors:
         """Bytes of the copies, also before they are created. Raises the errors of `choose`."""
         return 4 * sum(math.prod(model.weights[name].shape) for name in self.choose(model))
 
+    def check_file(self, model: Model) -> None:
+        """Raise FileError for a Hugging Face folder that `save` cannot write as a GGUF file."""
+        from .hf_export import GgufView
+        from .hf_folder import HFFolder
+
+        if isinstance(model.file, HFFolder):
+            GgufView(model.file)
+
     def bind(self, model: Model) -> None:
         """Copy the chosen tensors, once."""
         with locks.building:

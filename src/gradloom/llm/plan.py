@@ -319,7 +319,9 @@ def _copied(tuning: Tuning) -> int:
 
 def check_trained(model: Model, adapter: Adapter, state_bits: int = FULL_BITS) -> None:
     """SettingError when the arrays that train, and AdamW's moments of `state_bits` bits, are more than there is memory:
-    before any of them is made."""
+    before any of them is made. FileError for a whole model that cannot be written as a GGUF file."""
+    if isinstance(adapter, TrainedTensors):
+        adapter.check_file(model)
     if isinstance(adapter, (LoRA, TrainedTensors)):
         need = adapter.trained_bytes(model) * (FULL_BITS + 2 * state_bits) // FULL_BITS
         need_memory(need, f"plan: {show_bytes(need)} of memory are needed to train these tensors", FEWER_TRAINED)
