@@ -56,3 +56,19 @@ def test_parts_and_blocks_join_to_the_whole(pair: tuple[FolderTokenizer, Any], m
         assert ours.encode(RenderedText(text), bos=False) == expected, text
         whole = np.concatenate([*ours.encode_stream(list(text), bos=False), np.zeros(0, np.int32)])
         assert whole.tolist() == expected, text
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (True, False)), ({"add_eos_token": False}, (True, False)), ({"add_eos_token": True}, (True, True)),
+        ({"add_bos_token": False}, (False, False)), ({"add_bos_token": True}, (True, False)),
+    ],
+)  # fmt: skip
+def test_flags_change_their_own_side_of_the_template(
+    settings: dict[str, bool], expected: tuple[bool, bool], tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path, "llama-bpe", **settings)
+    ours = open_tokenizer(tmp_path)
+    ids = list(ours.encode("a b"))
+    assert (ids[0] == ours.bos, ids[-1] == ours.eos) == expected

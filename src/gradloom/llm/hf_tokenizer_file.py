@@ -268,13 +268,20 @@ class TokenizerFile:
         return self._id_list(self._generation.get(key, self._config_ids.get(key)))
 
     def around(self, bos: int | None, eos: int | None) -> tuple[list[int], list[int]]:
-        """The ids before and after a text: of add_bos_token and add_eos_token, else of the post-processor."""
-        flags = [self._settings.get(f"add_{name}_token") for name in ("bos", "eos")]
+        """The ids before and after a text: those of the post-processor, unless add_bos_token, add_eos_token differ."""
+        around = self._of_template()
+        for side, (name, token) in enumerate((("bos", bos), ("eos", eos))):
+            flag = self._settings.get(f"add_{name}_token")
+            if flag is False:
+                around[side].clear()
+            elif flag is True and not around[side] and token is not None:
+                around[side].append(token)
+        return around
+
+    def _of_template(self) -> tuple[list[int], list[int]]:
         templates = [s for s in self.steps("post_processor") if s["type"] == "TemplateProcessing"]
-        if any(isinstance(flag, bool) for flag in flags) or not templates:
-            pairs = zip(flags, (bos, eos), strict=True)
-            first, last = ([token] if flag is True and token is not None else [] for flag, token in pairs)
-            return first, last
+        if not templates:
+            return [], []
         single = templates[0].get("single")
         tokens: list[list[int]] = [[], []]
         after = False
