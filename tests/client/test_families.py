@@ -45,6 +45,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "olmo2, no windows": ("olmo2", {}, {"attention.sliding_window": 0}),
     "olmo2, all blocks see all in turn": ("olmo2", {"layers": 5}, {}),
     "olmo2, yarn": ("olmo2", {"layers": 4}, YARN | {"rope.scaling.attn_factor": 1.2}),
+    "olmo2, a base of windows that is not used": ("olmo2", {"layers": 4}, {"rope.freq_base_swa": 500.0}),
+    "exaone4, a base of windows that is not used": (
+        "exaone4", {"layers": 64}, {"attention.sliding_window": 24, "rope.freq_base_swa": 500.0},
+    ),
     "exaone4, 64 blocks": ("exaone4", {"layers": 64}, {"attention.sliding_window": 24}),
     "mistral3, no temperature": ("mistral3", {}, {"attention.temperature_scale": 0.0}),
     "glm4, all of a head turned": ("glm4", {"rope_dims": 16}, {}),

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not installed")
 
 import gradloom as gl
-from examples.random_gguf import ARCHS, SHAPES, TYPES, write_random
+from examples.random_gguf import SHAPES, TYPES, write_random
 from gradloom import llm
 from gradloom.files import open_gguf
 from gradloom.llm.generate import complete
@@ -183,8 +183,9 @@ def perplexity(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
     return ppl, ppl * float(nll.std(ddof=1)) / math.sqrt(len(nll))
 
 
+SPLIT = ("llama", "qwen2", "qwen3")  # families with a tensor for each linear layer; all: test_families.py
 VARIANTS: dict[str, Callable[[Path], Path]] = {
-    **{arch: lambda p, arch=arch: write_random(p, arch, **SHAPES["tiny"], std=0.1) for arch in ARCHS},
+    **{arch: lambda p, arch=arch: write_random(p, arch, **SHAPES["tiny"], std=0.1) for arch in SPLIT},
     "untied": lambda p: write_random(p, **SHAPES["tiny"], std=0.1, tied=False),
     "linear scaling": lambda p: write_random(
         p, **SHAPES["tiny"], std=0.1,
@@ -197,7 +198,7 @@ VARIANTS: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_logits_of_every_family_with_an_adapter_and_without(tmp_path: Path, name: str) -> None:
+def test_logits_with_an_adapter_of_all_matrices_and_without(tmp_path: Path, name: str) -> None:
     """Random weights: nothing is learned, so nothing but equal arithmetic gives equal numbers."""
     path = VARIANTS[name](tmp_path / "model.gguf")
     model = llm.load(path)
