@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from gradloom.cli.main import main
 from gradloom.cli.saved_settings import digest
 from gradloom.files import load_arrays, open_gguf
 from gradloom.llm import LoRA, load
+from tests.llm.other_program import use
 from tests.llm.random_folders import HEADS, KV_HEADS, write_folder
 
 TRAINING = ["--steps", "3", "--context", "32", "--batch-size", "4"]
@@ -108,3 +110,18 @@ def test_merging_into_a_folder_and_a_file(places: tuple[str, str], tmp_path: Pat
     np.testing.assert_array_equal(*arrays)
     assert not np.array_equal(arrays[0], load(model).file.array("blk.1.attn_v.weight"))
     assert main(["merge", model, adapter, "--out", model]) == 2
+
+
+def test_compare_and_verify_and_chat(
+    places: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = places
+    use(monkeypatch)  # in place of llama.cpp
+    assert main(["compare", model, text]) == 2
+    need = f"gradloom: {model}: is a folder, and llama.cpp reads GGUF files; need one, such as merge writes\n"
+    assert capsys.readouterr().err.endswith(need)
+    assert main(["verify", model, text, "--context", "16"]) == 0
+    assert "all agree" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+    assert main(["chat", model, "-n", "3"]) == 0
+    assert len(capsys.readouterr().out) > 1

@@ -34,9 +34,8 @@ def test_a_build_after_one_without_a_compiler(tmp_path: Path) -> None:
     old.chmod(0o755)
     build = tmp_path / "build"
     code, text = configured(build, CXX="/bin/false")
-    assert (
-        code and "gradloom: the environment variable CXX names no C++ compiler that works: /bin/false; need one" in text
-    )
+    names = "gradloom: the C++ compiler /bin/false (of the environment variable CXX, or of this Python) does not work"
+    assert code and f"{names}; need one" in text
     code, text = configured(build, CXX=str(old))
     if "GNU 7" in text:  # else the compiler is no GCC
         assert code and "gradloom: the C++ compiler is GNU 7" in text and "need version 11 or newer for C++20" in text

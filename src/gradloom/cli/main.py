@@ -223,7 +223,7 @@ def _what_failed(error: Exception) -> str:
         return f"{name}: {reason_of(error)}{remedy_of(error)}"
     if isinstance(error, UnicodeEncodeError) and error.encoding == "ascii":
         return f"input or output: {seen}; need a locale of UTF-8, such as LC_ALL=C.UTF-8, or PYTHONUTF8=1"
-    return f"input or output: a text that cannot be converted ({seen}); need UTF-8"
+    return f"input or output: a text that cannot be converted ({seen}); need UTF-8: PYTHONUTF8=1"
 
 
 def _has_working_directory() -> bool:

@@ -14,11 +14,11 @@ from .run_settings import check_places
 
 HELP = """Report the bytes of weights, adapter, optimiser and activations, and whether this machine has them.
 
-The options are those of finetune. With DATA, which is read, the bytes are those of that run; without, of a run with
-validation on data that do not fill their last batches, and all rows of the data come on top, about 12 bytes a
-token; so does the memory for reading them. With --device gpu also the bytes of all buffers that it will hold there;
-WebGPU does not report GPU memory. Nothing runs and nothing large is allocated. Exit code 0: it fits; 2: it does
-not, and stderr proposes settings that fit.
+The options are those of finetune on which memory depends. With DATA, which is read, the bytes are those of that run;
+without, of a run with validation on data that do not fill their last batches, and all rows of the data come on top,
+about 12 bytes a token; so does the memory for reading them. With --device gpu also the bytes of all buffers that it
+will hold there; WebGPU does not report GPU memory. Nothing runs and nothing large is allocated. Exit code 0: it fits;
+2: it does not, and stderr proposes settings that fit.
 """
 
 

@@ -27,6 +27,7 @@ from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .compare_texts import TEXTS
 from .data_files import test_file
+from .hf_folder import HFFolder
 from .llama_cpp import BATCH, LlamaCpp
 from .lora import LoRA
 from .model import Model, model_of
@@ -109,13 +110,15 @@ def compare(
     on the CPU, with keys and values in f32 and without flash attention. context: tokens per row. tokens: the number to
     compare, the first ones of the data. layers: also compare the residual stream behind each block. on_progress: called
     with (tokens done, tokens).
-    Raises BackendError without that package, FileError for a file that llama.cpp does not load, NonFiniteError for
-    logits that are not finite.
+    Raises BackendError without that package, FileError for a folder, and for a file that llama.cpp does not load,
+    NonFiniteError for logits that are not finite.
     """
     if program not in PROGRAMS:
         raise SettingError(setting="program", seen=program, need=f"one of {', '.join(PROGRAMS)}")
     layers = as_bool("layers", layers, "compare")
     model = model_of(model, "compare")
+    if isinstance(model.file, HFFolder):
+        raise FileError(f"{model.path}: is a folder, and llama.cpp reads GGUF files; need one, such as merge writes")
     bound = adapter_of(adapter, model, "compare")
     if bound is not None and not isinstance(bound, LoRA):
         raise SettingError(f"compare: adapter is {what_is(bound)}; need a LoRA, or save the model and compare its file")
