@@ -125,3 +125,10 @@ def test_compare_and_verify_and_chat(
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
     assert main(["chat", model, "-n", "3"]) == 0
     assert len(capsys.readouterr().out) > 1
+
+
+def test_an_adapter_is_not_written_into_the_model(places: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    model, text = places
+    before = sorted(os.listdir(model))
+    assert main(["finetune", model, text, *TRAINING, "--out", f"{model}/."]) == 2
+    assert "must be another folder than the model's" in capsys.readouterr().err and sorted(os.listdir(model)) == before

@@ -120,6 +120,8 @@ def _check_place(use: Any, *inputs: str) -> None:
     if path.suffix != ".gguf" and (path.suffix or use.method == "full"):
         need = "FILE.gguf" if use.method == "full" else "FILE.gguf (for llama.cpp) or a folder (for PEFT)"
         raise SettingError(setting="out", seen=use.out, need=need)
+    if path.is_dir() and os.path.isdir(use.model) and path.samefile(use.model):
+        raise SettingError(setting="out", seen=use.out, need="another folder than the model's")
     for name, inside in OWN.items():
         if inside is None:
             refuse_input(Path(str(use.run)) / name, *inputs)
