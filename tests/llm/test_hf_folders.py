@@ -17,6 +17,8 @@ from gradloom.llm.generate import Generator
 pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
+from gradloom.llm.hf_export import GgufView  # noqa: E402
+from gradloom.llm.hf_folder import HFFolder  # noqa: E402
 from tests.llm import transformers_models as theirs  # noqa: E402
 from tests.llm.hf_tokenizers import write_tokenizer  # noqa: E402
 
@@ -189,3 +191,18 @@ def test_a_merged_folder_loads_in_transformers(tmp_path: Path) -> None:
     expected = expected_logits(loaded.double(), given)
     assert np.abs(ours - expected).max() <= 2e-5 * np.abs(expected).max()
     same(logits(llm.load(tmp_path / "merged"), given), expected)
+
+
+UNSTATED = {
+    "mistral": "windows", "qwen2": "windows", "phi3, window": "windows", "smollm3, window": "rope, windows",
+    "exaone4, window": "rope, windows",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(theirs.FOLDER_CASES))
+def test_what_a_gguf_file_does_not_state_is_noted(tmp_path: Path, name: str) -> None:
+    folder = save(theirs.model(theirs.FOLDER_CASES[name]), tmp_path / "model")
+    write_tokenizer(folder, "gpt-2", 300)
+    note = GgufView(HFFolder(folder)).note()
+    listed = UNSTATED.get(name, "")
+    assert f"this model's {listed}: " in note if listed else note == "", note

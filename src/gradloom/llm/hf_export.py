@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import astuple, fields
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ from ..files.gguf_fields import Field, Metadata, field
 from ..files.gguf_head import TensorInfo
 from ..files.gguf_types import PLAIN
 from .adapter_peft import heads_of
+from .config import Config, Keys, Rope, read_config
 from .hf_folder import HFFolder
 from .hf_tokenizer import FolderTokenizer
 from .special_tokens import BYTE, UNUSED, USER_DEFINED
+
+# Properties of the computation; sizes are checked against the tensors
+_COMPUTED = [one.name for one in fields(Config) if one.name not in ("architecture", "name", "context_length")]
 
 
 class GgufView:
@@ -32,6 +37,18 @@ class GgufView:
         self.metadata = Metadata(self.fields)
         self.tensors = {name: _as_vector(tensor) for name, tensor in folder.tensors.items()}
         self._last: tuple[str, np.ndarray] | None = None
+
+    def note(self) -> str:
+        """Properties of the model that its GGUF file does not state, in one line; "" if there are none."""
+        shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
+        keys = Keys(os.fspath(self.path), self.metadata)
+        stated = self.folder.config.declared.configure(keys, read_config(keys, shapes))
+        own = self.folder.configure(self.folder.keys())
+        differ = [name for name in _COMPUTED if not _same(getattr(stated, name), getattr(own, name))]
+        if not differ:
+            return ""
+        what = ", ".join(differ)
+        return f"GGUF files of {own.architecture} do not state this model's {what}: there it computes otherwise"
 
     def bytes(self, name: str) -> np.ndarray:
         """The bytes of a tensor in GGUF's order of rows, u8 [n]; of the latest permuted one a copy is kept."""
@@ -74,6 +91,17 @@ class GgufView:
     def check(self) -> None:
         """FileError when a file has changed since it was opened."""
         self.folder.check()
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two properties are the same, as numbers in f32."""
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6)
+    if isinstance(a, Rope) and isinstance(b, Rope):
+        return _same(astuple(a), astuple(b))
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b)
 
 
 def _as_vector(tensor: TensorInfo) -> TensorInfo:

@@ -332,12 +332,14 @@ class TrainedTensors:
         return 4 * sum(math.prod(model.weights[name].shape) for name in self.choose(model))
 
     def check_file(self, model: Model) -> None:
-        """Raise FileError for a Hugging Face folder that `save` cannot write as a GGUF file."""
+        """Raise FileError for a Hugging Face folder that `save` cannot write as a GGUF file; warn of properties that
+        such a file does not state."""
+        from ..base.messages import log
         from .hf_export import GgufView
         from .hf_folder import HFFolder
 
-        if isinstance(model.file, HFFolder):
-            GgufView(model.file)
+        if isinstance(model.file, HFFolder) and (note := GgufView(model.file).note()):
+            log.warning("%s: %s", model.path, note)
 
     def bind(self, model: Model) -> None:
         """Copy the chosen tensors, once."""

@@ -117,7 +117,8 @@ def merge(
             loss = losses[tensor.name] = _Loss()
             tensors[tensor.name] = (new, tensor.shape, _Pieces(base, tensor, new, adapter, loss, on_start))
         before += math.prod(tensor.shape)
-    notes = [f"{len(names)} tensors as {what} ({_some(names)})" for what, names in fallen.items()]
+    notes = [note] if isinstance(opened, HFFolder) and (note := GgufView(opened).note()) else []
+    notes += [f"{len(names)} tensors as {what} ({_some(names)})" for what, names in fallen.items()]
     fields = _metadata(base, kind, tensors)
     if adapter.chat_template is not None:
         if base.metadata.get(CHAT_TEMPLATE) not in (None, "", adapter.chat_template):
