@@ -3,6 +3,7 @@
 Loading, its tokenizer and a conversion answer with a result or a GradloomError of one line; nothing large is allocated.
 """
 
+import copy
 import json
 import random
 import shutil
@@ -89,13 +90,16 @@ def places(value, depth=0):
 def change_json(path, draw):
     given = json.loads(path.read_text())
     for _ in range(draw.choice([1, 1, 2, 3])):
-        container, key = draw.choice(list(places(given)))
+        found = list(places(given))
+        if not found:  # an earlier change has removed everything
+            break
+        container, key = draw.choice(found)
         if draw.random() < 0.2 and path.name == "config.json":
-            given[draw.choice(KEYS)] = draw.choice(VALUES)
+            given[draw.choice(KEYS)] = copy.deepcopy(draw.choice(VALUES))
         elif draw.random() < 0.2:
             del container[key]
         else:
-            container[key] = draw.choice(VALUES)
+            container[key] = copy.deepcopy(draw.choice(VALUES))
     path.write_text(json.dumps(given))
 
 
