@@ -6,7 +6,7 @@ python bench/compile.py [--no-peers] [--layers 2 25 250 2500] [--repeats 3] [--p
 python bench/compile.py --within 0.5 [--layers 250 2500]
 
 --within SHARE: the seconds that gl.compile takes to find a plan within this share of the bytes of the plan without a
-budget (what is computed again, plans, proofs), for a chain of tanh and products with SGD.
+budget, recomputation and proofs included, for a chain of tanh and products with SGD.
 """
 
 from __future__ import annotations

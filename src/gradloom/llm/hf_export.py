@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import FileError
+from ..files.gguf import GGUF
 from ..files.gguf_fields import Field, Metadata, field
 from ..files.gguf_head import TensorInfo
 from ..files.gguf_types import PLAIN
@@ -91,6 +92,11 @@ class GgufView:
     def check(self) -> None:
         """FileError when a file has changed since it was opened."""
         self.folder.check()
+
+
+def as_pieces(file: GGUF | GgufView, name: str) -> list[np.ndarray]:
+    """The bytes of a tensor, as write_gguf takes them; read when they are written."""
+    return [file.bytes(name)]
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -361,7 +361,7 @@ class TrainedTensors:
         from ..files import need_finite, write_gguf
         from ..files.gguf_fields import field
         from .adapter_arrays import CHAT_TEMPLATE
-        from .hf_export import GgufView
+        from .hf_export import GgufView, as_pieces
         from .hf_folder import HFFolder
 
         if self._model is None:
@@ -383,7 +383,7 @@ class TrainedTensors:
             {
                 name: trained[name]
                 if name in trained
-                else (tensor.kind, tensor.shape, functools.partial(_pieces, file, name))
+                else (tensor.kind, tensor.shape, functools.partial(as_pieces, file, name))
                 for name, tensor in file.tensors.items()
             },
             finite=True,
@@ -404,11 +404,6 @@ class TrainedTensors:
     @property
     def parameter_count(self) -> int:
         return sum(p.size for p in self.arrays.values())
-
-
-def _pieces(file: Any, name: str) -> list[np.ndarray]:
-    """The bytes of a tensor, as write_gguf takes them."""
-    return [file.bytes(name)]
 
 
 def _copied(model: Model, name: str) -> Stored:

@@ -28,7 +28,7 @@ from ..files.gguf_types import FILE_TYPE_NAMES, KINDS, NO_WEIGHTS, first_not_fin
 from ..run import dequantize
 from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
 from .adapter_files import files_given, read_adapter
-from .hf_export import GgufView
+from .hf_export import GgufView, as_pieces
 from .hf_folder import HFFolder
 from .hf_write import write_merged
 from .model_file import open_model
@@ -96,7 +96,8 @@ def merge(
         raise SettingError(f"{out_path}: a merged model is written as FILE.gguf; requires that ending")
     check_target(out_path)
     opened = open_model(model_path)
-    base: GGUF = cast(GGUF, GgufView(opened)) if isinstance(opened, HFFolder) else opened
+    view = GgufView(opened) if isinstance(opened, HFFolder) else None
+    base: GGUF = cast(GGUF, view or opened)
     check_model(base)
     adapter = read_adapter(adapter_path, base)
     for name in adapter.pairs:
@@ -111,13 +112,13 @@ def merge(
         if why:
             fallen.setdefault(f"{new}: {why}", []).append(tensor.name)
         if new == tensor.kind and tensor.name not in adapter.pairs:
-            tensors[tensor.name] = (new, tensor.shape, functools.partial(_copied, base, tensor.name))
+            tensors[tensor.name] = (new, tensor.shape, functools.partial(as_pieces, base, tensor.name))
         else:
             on_start = functools.partial(progress, tensor.name, before / weights) if progress else None
             loss = losses[tensor.name] = _Loss()
             tensors[tensor.name] = (new, tensor.shape, _Pieces(base, tensor, new, adapter, loss, on_start))
         before += math.prod(tensor.shape)
-    notes = [note] if isinstance(opened, HFFolder) and (note := GgufView(opened).note()) else []
+    notes = [note] if view is not None and (note := view.note()) else []
     notes += [f"{len(names)} tensors as {what} ({_some(names)})" for what, names in fallen.items()]
     fields = _metadata(base, kind, tensors)
     if adapter.chat_template is not None:
@@ -297,11 +298,6 @@ def _floats(base: GGUF, tensor: TensorInfo, begin: int, end: int) -> np.ndarray:
     rows, length = math.prod(tensor.shape[:-1]), tensor.shape[-1]
     data = base.bytes(tensor.name).reshape(rows, -1)[begin:end]
     return dequantize(data, tensor.kind, (len(data), length))
-
-
-def _copied(base: GGUF, name: str) -> list[np.ndarray]:
-    """The bytes of a tensor, as write_gguf takes them."""
-    return [base.bytes(name)]
 
 
 def _metadata(base: GGUF, kind: str | None, tensors: dict[str, Any]) -> dict[str, Field]:
