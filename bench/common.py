@@ -59,6 +59,20 @@ def in_a_process(script: str, *work: str) -> dict[str, int]:
     return found
 
 
+def steps_on_request(step: Callable[[], float]) -> float:
+    """Two steps to warm up, then one for each line "step" of stdin, whose seconds are printed, until "end"; the last
+    loss."""
+    loss = [step(), step()][-1]
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        if line.strip() == "end":
+            break
+        began = time.perf_counter()
+        loss = step()
+        print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
+    return loss
+
+
 def pin(threads: int) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import fma_peak, installed, pin, rss_mib, table
+from common import fma_peak, installed, pin, rss_mib, steps_on_request, table
 
 ROOT = Path(__file__).resolve().parent.parent
 RANK, LR, DECAY, B_STD = 8, 1e-3, 0.01, 0.01
@@ -166,14 +166,7 @@ def serve(name: str, shape: str, path: str, args: argparse.Namespace) -> None:
     who, precision = CONTENDERS[name]
     made = SHAPES[shape]
     step = (ours if who == "gradloom" else transformers_step)(made, path, args.tokens, args.threads, precision)
-    loss = [step(), step()][-1]
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        if line.strip() == "end":
-            break
-        began = time.perf_counter()
-        loss = step()
-        print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
+    loss = steps_on_request(step)
     print(json.dumps({"rss_mib": rss_mib(), "loss": loss}), flush=True)
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy checks our products here; its threads would go on spinning
 
 import numpy as np
-from common import fma_peak, in_precision, installed, pin, rss_mib, table
+from common import fma_peak, in_precision, installed, pin, rss_mib, steps_on_request, table
 from decoder_peers import DECAY, LAYERS, LR, RANK, SHAPES, VOCAB, WIDTH, tokens
 
 BLOCK = 384  # columns of the vocabulary at a time, as csrc/kernels/linear_loss.h walks it
@@ -209,14 +209,7 @@ def serve(name: str, mode: str, length: int, folder: Path, threads: int, precisi
         step = (
             jax_step(length, full, threads) if name == "JAX" else torch_step(length, full, threads, LAYERS, precision)
         )
-    loss = [step(), step()][-1]
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        if line.strip() == "end":
-            break
-        began = time.perf_counter()
-        loss = step()
-        print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
+    loss = steps_on_request(step)
     found: dict = {"rss_mib": rss_mib(), "loss": loss}
     if trainer is not None:
         (compiled,) = trainer.compiled
