@@ -15,15 +15,16 @@ esac
 py=.venv/bin/python
 
 failed=
-section() {  # NAME COMMAND...; one that fails does not keep the others from being run
-  local name=$1 begin=$SECONDS code
+section() {  # NAME COMMAND...; one that fails does not keep the others from being run; its failed tests are named again at the end
+  local name=$1 begin=$SECONDS code log=.ci-section.log
   shift
   echo "== $name"
   set +e
-  (set -e; "$@")
-  code=$?
+  (set -e; "$@") 2>&1 | tee $log
+  code=${PIPESTATUS[0]}
   set -e
-  [ $code = 0 ] || failed+="  $name"$'\n'
+  [ "$code" = 0 ] || failed+="  $name"$'\n'$(grep -aE '^(FAILED|ERROR) ' $log | cut -c 1-300 | sed 's/^/    /' || true)$'\n'
+  rm -f $log
   echo "== $name: $((SECONDS - begin)) s"
 }
 
