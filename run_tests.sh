@@ -23,7 +23,7 @@ section() {  # NAME COMMAND...; one that fails does not keep the others from bei
   (set -e; "$@") 2>&1 | tee $log
   code=${PIPESTATUS[0]}
   set -e
-  [ "$code" = 0 ] || failed+="  $name"$'\n'$(grep -aE '^(FAILED|ERROR) ' $log | cut -c 1-300 | sed 's/^/    /' || true)$'\n'
+  [ "$code" = 0 ] || failed+="  $name"$'\n'$(grep -aE '^(FAILED|ERROR) |EXCEEDED$' $log | cut -c 1-300 | sed 's/^/    /' || true)$'\n'
   rm -f $log
   echo "== $name: $((SECONDS - begin)) s"
 }
