@@ -92,7 +92,10 @@ class Transformers:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 tokenizer = lib.AutoTokenizer.from_pretrained(self._path, **_SAFE)
-                model, found = lib.AutoModelForCausalLM.from_pretrained(
+                config = lib.AutoConfig.from_pretrained(self._path, **_SAFE)
+                text = type(config) in lib.MODEL_FOR_CAUSAL_LM_MAPPING
+                kind = lib.AutoModelForCausalLM if text else lib.AutoModelForImageTextToText
+                model, found = kind.from_pretrained(
                     self._path, dtype=self._torch.float32, attn_implementation="eager", use_safetensors=True,
                     output_loading_info=True, **_SAFE,
                 )  # fmt: skip
