@@ -125,10 +125,13 @@ def test_what_cannot_be_compared(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_program_depends_on_the_form_of_the_model(path: Path, tmp_path: Path, monkeypatch: Any) -> None:
     folder = write_folder(tmp_path / "folder")
-    with pytest.raises(FileError, match=r"folder: is a folder, and llama\.cpp reads GGUF files; need one"):
+    with pytest.raises(
+        FileError, match=r"folder: is a folder, and llama\.cpp reads GGUF files; need one, .* or program transf"
+    ):
         llm.compare(folder, program="llama.cpp")
     with pytest.raises(
-        FileError, match=r"is a GGUF file, and transformers is compared on Hugging Face folders; use ll"
+        FileError,
+        match=r"is a GGUF file, and transformers is compared on Hugging Face folders; need one, or program ll",
     ):
         llm.compare(path, program="transformers")
     for name in ("transformers", "torch"):

@@ -138,12 +138,13 @@ def program_of(model: Model, name: str | None) -> Program:
     """The program of this name, by default the one that reads the model. Raises SettingError for an unknown name,
     FileError if the program does not read this form of model."""
     is_folder = isinstance(model.file, HFFolder)
+    fitting = next(program for program in PROGRAMS.values() if program.folders == is_folder)
     if name is None:
-        return next(program for program in PROGRAMS.values() if program.folders == is_folder)
+        return fitting
     if name not in PROGRAMS:
         raise SettingError(setting="program", seen=name, need=f"one of {', '.join(PROGRAMS)}")
     if PROGRAMS[name].folders != is_folder:
-        raise FileError(f"{model.path}: {PROGRAMS[name].refusal}")
+        raise FileError(f"{model.path}: {PROGRAMS[name].refusal}, or {{program}} {fitting.name}", program=...)
     return PROGRAMS[name]
 
 

@@ -46,7 +46,7 @@ class Program:
 
     name      as in compare(program=)
     folders   it reads Hugging Face folders; otherwise GGUF files
-    refusal   of the other form, the end of a message that starts with the path
+    refusal   of a model of the other form, as the end of a message that starts with its path
     describe  returns its versions and settings. Raises BackendError, with the command that installs it, without its
               package
     open      (model, adapter, the most tokens of a text, threads, on_block) -> the model in this program; raises

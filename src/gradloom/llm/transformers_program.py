@@ -196,6 +196,6 @@ def _opened(
 
 
 TRANSFORMERS = Program(
-    Transformers.name, True, "is a GGUF file, and transformers is compared on Hugging Face folders; use llama.cpp",
+    Transformers.name, True, "is a GGUF file, and transformers is compared on Hugging Face folders; need one",
     _describe, _opened,
 )  # fmt: skip
