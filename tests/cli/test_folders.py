@@ -117,9 +117,9 @@ def test_compare_and_verify_and_chat(
 ) -> None:
     model, text = places
     use(monkeypatch)  # in place of llama.cpp
-    assert main(["compare", model, text]) == 2
-    need = f"gradloom: {model}: is a folder, and llama.cpp reads GGUF files; need one, such as merge writes\n"
-    assert capsys.readouterr().err.endswith(need)
+    assert main(["compare", model, text, "--with", "llama.cpp"]) == 2
+    need = f"gradloom: {model}: is a folder, and llama.cpp reads GGUF files; need one, such as merge writes"
+    assert capsys.readouterr().err.endswith(f"{need}, or --with transformers\n")
     assert main(["verify", model, text, "--context", "16"]) == 0
     assert "all agree" in capsys.readouterr().out
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))

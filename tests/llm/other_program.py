@@ -13,15 +13,15 @@ import pytest
 
 import gradloom as gl
 from gradloom import llm
-from gradloom.llm.llama_cpp import BATCH
 from gradloom.llm.net import Net
+from gradloom.llm.other_program import BATCH
 
 
 class OtherProgram:
     """Has the methods of LlamaCpp. change(logits f32 [T, V]) -> logits; wrong_block: its values are doubled; splits: it
     has other ids for texts that contain this text."""
 
-    version = "1.2.3"
+    name, version = "llama.cpp", "1.2.3"
     change: Callable[[np.ndarray], np.ndarray] = staticmethod(lambda logits: logits)
     wrong_block: int | None = None
     splits: str | None = None
@@ -65,5 +65,5 @@ def use(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
     """Let `compare` find this program in place of llama.cpp."""
 
     program = type("Program", (OtherProgram,), settings)
-    monkeypatch.setattr(import_module("gradloom.llm.compare"), "LlamaCpp", program)
+    monkeypatch.setattr(import_module("gradloom.llm.llama_cpp"), "LlamaCpp", program)
     monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(__version__=program.version))

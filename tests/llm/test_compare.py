@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ import pytest
 
 import gradloom as gl
 from gradloom import llm
-from gradloom.base.errors import BackendError, NonFiniteError, SettingError
+from gradloom.base.errors import BackendError, FileError, NonFiniteError, SettingError
 from gradloom.llm.compare import rows_of
 from gradloom.llm.compare_texts import TEXTS
 from gradloom.llm.net import Net
 from tests.llm.other_program import OtherProgram, use
+from tests.llm.random_folders import write_folder
 from tests.llm.random_models import write
 
 
@@ -119,6 +121,31 @@ def test_what_cannot_be_compared(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ):
         with pytest.raises(SettingError, match=need):
             llm.compare(path, **wrong)
+
+
+def test_the_program_depends_on_the_form_of_the_model(path: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    folder = write_folder(tmp_path / "folder")
+    with pytest.raises(
+        FileError, match=r"folder: is a folder, and llama\.cpp reads GGUF files; need one, .* or program transf"
+    ):
+        llm.compare(folder, program="llama.cpp")
+    with pytest.raises(
+        FileError,
+        match=r"is a GGUF file, and transformers is compared on Hugging Face folders; need one, or program ll",
+    ):
+        llm.compare(path, program="transformers")
+    for name in ("transformers", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    need = "transformers: requires torch, not installed; run pip install torch transformers"
+    for program in (None, "transformers"):
+        with pytest.raises(BackendError, match=need):
+            llm.compare(folder, program=program)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.9.0"))
+    with pytest.raises(BackendError, match="requires transformers, not installed; run pip install torch transformers"):
+        llm.compare(folder)
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="4.57.3"))
+    with pytest.raises(BackendError, match="transformers is 4.57.3; need 5 or newer: pip install -U transformers"):
+        llm.compare(folder)
 
 
 def test_the_command(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

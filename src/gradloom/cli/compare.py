@@ -33,15 +33,22 @@ if TYPE_CHECKING:
 HELP = """Compare a model's predictions here with those of another program, token by token.
 
 Prints the loss of both, the mean of the paired differences with its standard error, the KL divergence, and how often
-both find the same token likeliest. llama.cpp comes with the package llama-cpp-python; it runs on the CPU here, with
-keys and values in f32 and without flash attention.
+both find the same token likeliest. Both run on the CPU. llama.cpp comes with the package llama-cpp-python; keys and
+values are f32, without flash attention. transformers requires torch; weights are f32, attention is eager.
 """
 
 
 def compare(
-    model: Annotated[str, Argument(help="A GGUF model.")],
+    model: Annotated[str, Argument(help="A GGUF model or a Hugging Face folder.")],
     data: Annotated[str | None, Argument(help=f"{DATA_HELP} [default: eight short texts of gradloom]")] = None,
-    program: Annotated[str, Option("--with", help="The other program: llama.cpp.", metavar="PROGRAM")] = "llama.cpp",
+    program: Annotated[
+        str | None,
+        Option(
+            "--with",
+            help="The other program: llama.cpp, or transformers for a folder. [default: the one that reads MODEL]",
+            metavar="PROGRAM",
+        ),
+    ] = None,
     lora: Lora = None,
     context: Annotated[int | None, Option(help="Tokens per row. [default: 512, or the model's]")] = None,
     tokens: Annotated[int, Option(help="Compare the first N tokens that count.", metavar="N")] = 4096,
@@ -63,17 +70,17 @@ def compare(
     """Run the command; returns its exit code."""
     for name, value in (("context", context), ("tokens", tokens), ("threads", threads)):
         need_whole(name, value)
-    from ..llm.compare import PROGRAMS, rows_of
+    from ..llm.compare import PROGRAMS, program_of, rows_of
     from ..llm.compare import compare as measure
-    from ..llm.llama_cpp import package
     from ..llm.model import load
 
-    need_one_of("program", program, PROGRAMS)
+    need_one_of("program", program, tuple(PROGRAMS))
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special
     )
-    version = package().__version__
     loaded = load(model)
+    other = program_of(loaded, program)
+    described = other.describe()
     adapter = load_adapter(loaded, lora)
     rows = rows_of(loaded, data, adapter, context, tokens, options)
     print_report(f"{model}: {loaded.config}")
@@ -81,9 +88,9 @@ def compare(
         print_report(str(report))
     if data is None:
         print_report("data: eight short texts of gradloom (prose, numbers, code, other scripts)")
-    print_report(f"{program} of llama-cpp-python {version}, on the CPU, keys and values in f32, no flash attention")
+    print_report(described)
     found = measure(
-        loaded, rows, adapter, program=program, tokens=tokens, layers=layers, threads=threads,
+        loaded, rows, adapter, program=other.name, tokens=tokens, layers=layers, threads=threads,
         on_progress=_Progress().show,
     )  # fmt: skip
     columns(_lines(found), sys.stderr if json else None)

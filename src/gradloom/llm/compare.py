@@ -1,4 +1,4 @@
-"""Comparison of a model here and in llama.cpp, token by token.
+"""Comparison of a model here and in another program, token by token.
 
 Both programs compute the logits of the same tokens. For each token that counts, nll is -log p(token) in nats; the
 difference is the mean of nll here minus nll there, with the standard error of the paired differences. KL is the mean
@@ -8,12 +8,9 @@ of sum p log(p / q) over the vocabulary, p there and q here.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,17 +25,19 @@ from .arguments import adapter_of
 from .compare_texts import TEXTS
 from .data_files import test_file
 from .hf_folder import HFFolder
-from .llama_cpp import BATCH, LlamaCpp
+from .llama_cpp import LLAMA_CPP
 from .lora import LoRA
 from .model import Model, model_of
 from .net import Net
 from .not_finite import bad_tensor
+from .other_program import BATCH, OtherModel, Program
+from .transformers_program import TRANSFORMERS
 
 if TYPE_CHECKING:
     from .json_rows import Source
     from .rows import Rows
 
-PROGRAMS = ("llama.cpp",)
+PROGRAMS = {program.name: program for program in (LLAMA_CPP, TRANSFORMERS)}
 TOKENS = 4096  # compared by default
 LAYER_LIMIT = 1e-4  # relative difference above which a layer differs
 _NUMBERS = 1 << 21  # logits that are compared at a time
@@ -95,7 +94,7 @@ def compare(
     data: Rows | Source | None = None,
     adapter: LoRA | str | os.PathLike[str] | None = None,
     *,
-    program: str = "llama.cpp",
+    program: str | None = None,
     context: int | None = None,
     tokens: int = TOKENS,
     layers: bool = False,
@@ -103,42 +102,50 @@ def compare(
     data_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
-    """Compare the predictions of a GGUF model with those of llama.cpp, with or without a LoRA.
+    """Compare the predictions of a model with those of another program, with or without a LoRA.
 
-    model, adapter: objects, or the paths of their files. data: a path, a list of dicts, or the result of read_rows; by
-    default short texts of this package (llm/compare_texts.py). program: "llama.cpp", of the package llama-cpp-python,
-    on the CPU, with keys and values in f32 and without flash attention. context: tokens per row. tokens: the number to
-    compare, the first ones of the data. layers: also compare the residual stream behind each block. on_progress: called
-    with (tokens done, tokens).
-    Raises BackendError without that package, FileError for a folder, and for a file that llama.cpp does not load,
-    NonFiniteError for logits that are not finite.
+    model, adapter: objects, or their paths. data: a path, a list of dicts, or the result of read_rows; by default short
+    texts of this package (llm/compare_texts.py). context: tokens per row. tokens: the number to compare, the first ones
+    of the data. layers: also compare the residual stream behind each block. on_progress: called with (tokens done,
+    tokens). program, on the CPU:
+
+    "llama.cpp"     the default for a GGUF file; of the package llama-cpp-python, with keys and values in f32 and
+                    without flash attention
+    "transformers"  the default for a Hugging Face folder; with PyTorch, weights in f32, eager attention. A LoRA is
+                    added to its weights.
+
+    Raises BackendError without the package, FileError for a model that the program does not read, NonFiniteError for
+    logits that are not finite.
     """
-    if program not in PROGRAMS:
-        raise SettingError(setting="program", seen=program, need=f"one of {', '.join(PROGRAMS)}")
     layers = as_bool("layers", layers, "compare")
     model = model_of(model, "compare")
-    if isinstance(model.file, HFFolder):
-        raise FileError(f"{model.path}: is a folder, and llama.cpp reads GGUF files; need one, such as merge writes")
+    other = program_of(model, program)
     bound = adapter_of(adapter, model, "compare")
     if bound is not None and not isinstance(bound, LoRA):
         raise SettingError(f"compare: adapter is {what_is(bound)}; need a LoRA, or save the model and compare its file")
     rows = rows_of(model, data, bound, context, tokens, data_options or {})
     if bound is not None:
         bound.bind(model)
-    ours = _Ours(model, bound, rows.tokens.shape[1], layers, threads)
     length = rows.tokens.shape[1]
-    with ExitStack() as opened:
-        file = None
-        if bound is not None:
-            folder = opened.enter_context(tempfile.TemporaryDirectory())
-            file = Path(folder) / "adapter.gguf"
-            bound.save(file)
-        differences = _Layers(model.config.layers, model.config.width)
-        theirs = opened.enter_context(
-            LlamaCpp(model.path, file, length, threads, on_block=differences.take if layers else None)
-        )
+    ours = _Ours(model, bound, length, layers, threads)
+    differences = _Layers(model.config.layers, model.config.width) if layers else None
+    with other.open(model, bound, length, threads, None if differences is None else differences.take) as theirs:
         _check(model, theirs, length)
-        return _compared(model, bound, rows, ours, theirs, differences if layers else None, on_progress)
+        return _compared(model, bound, rows, ours, theirs, differences, on_progress)
+
+
+def program_of(model: Model, name: str | None) -> Program:
+    """The program of this name, by default the one that reads the model. Raises SettingError for an unknown name,
+    FileError if the program does not read this form of model."""
+    is_folder = isinstance(model.file, HFFolder)
+    fitting = next(program for program in PROGRAMS.values() if program.folders == is_folder)
+    if name is None:
+        return fitting
+    if name not in PROGRAMS:
+        raise SettingError(setting="program", seen=name, need=f"one of {', '.join(PROGRAMS)}")
+    if PROGRAMS[name].folders != is_folder:
+        raise FileError(f"{model.path}: {PROGRAMS[name].refusal}, or {{program}} {fitting.name}", program=...)
+    return PROGRAMS[name]
 
 
 def rows_of(
@@ -167,16 +174,16 @@ def rows_of(
     return Rows(rows.tokens[used], rows.positions[used], labels[used], np.arange(used.sum()), rows.val, rows.reports)
 
 
-def _check(model: Model, theirs: LlamaCpp, length: int) -> None:
+def _check(model: Model, theirs: OtherModel, length: int) -> None:
     """Raise an error if the other program cannot compute the same."""
     if theirs.vocab_size != model.config.vocab_size:
         raise FileError(
-            f"{model.path}: llama.cpp has {theirs.vocab_size} tokens, and token_embd.weight has "
+            f"{model.path}: {theirs.name} has {theirs.vocab_size} tokens, and token_embd.weight has "
             f"{model.config.vocab_size} rows; need equal numbers to compare"
         )
     if model.is_long(length) != model.is_long(theirs.context):
         raise SettingError(
-            f"{{context}}: llama.cpp rounds {length} tokens up to {theirs.context}, for which the file has other "
+            f"{{context}}: {theirs.name} rounds {length} tokens up to {theirs.context}, for which the file has other "
             "rotations; need a context of another length",
             context=length,
         )
@@ -245,7 +252,7 @@ def _compared(
     adapter: LoRA | None,
     rows: Rows,
     ours: _Ours,
-    theirs: LlamaCpp,
+    theirs: OtherModel,
     layers: _Layers | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> Comparison:
@@ -272,7 +279,7 @@ def _compared(
             mine = ours.logits(start, count)
             seconds += time.perf_counter() - clock
             labels = rows.labels[row, start : start + count]
-            _need_finite(model, adapter, mine, other)
+            _need_finite(model, adapter, mine, other, theirs.name)
             parts += _measured(mine, other, labels)
             if layers is not None:
                 layers.add(ours.blocks, start, count)
@@ -282,7 +289,7 @@ def _compared(
             clock = time.perf_counter()
     nll, other_nll, kl, same = np.concatenate(parts, axis=1)
     return Comparison(
-        program="llama.cpp", version=theirs.version, nll=float(nll.mean()), other_nll=float(other_nll.mean()),
+        program=theirs.name, version=theirs.version, nll=float(nll.mean()), other_nll=float(other_nll.mean()),
         difference=float((nll - other_nll).mean()), difference_unc=_standard_error(nll - other_nll),
         kl=float(kl.mean()), kl_unc=_standard_error(kl), kl_max=float(kl.max()), same_top=float(same.mean()),
         tokens=len(nll), texts=texts, other_ids=other_ids, layers=None if layers is None else layers.relative(),
@@ -315,15 +322,15 @@ def _standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
-def _need_finite(model: Model, adapter: LoRA | None, ours: np.ndarray, theirs: np.ndarray) -> None:
+def _need_finite(model: Model, adapter: LoRA | None, ours: np.ndarray, theirs: np.ndarray, program: str) -> None:
     if not np.isfinite(ours).all():
         cause = bad_tensor(model, adapter) or "no tensor of the file holds such a number"
         raise NonFiniteError(f"compare: logits are not finite: {cause}")
     if not np.isfinite(theirs).all():
-        raise NonFiniteError(f"{model.path}: logits of llama.cpp are not finite, and those of gradloom are")
+        raise NonFiniteError(f"{model.path}: logits of {program} are not finite, and those of gradloom are")
 
 
-def _has_other_ids(model: Model, theirs: LlamaCpp, ids: list[int]) -> bool:
+def _has_other_ids(model: Model, theirs: OtherModel, ids: list[int]) -> bool:
     """Whether the other program splits the text of these ids into other tokens."""
     text = model.tokenizer.decode(ids)
     return theirs.tokenize(text) != model.tokenizer.encode(text, bos=False, eos=False)

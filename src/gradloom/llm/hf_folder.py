@@ -243,10 +243,11 @@ class HFFolder:
 
     def shown(self, name: str) -> str:
         """The folder's name of a tensor, for messages."""
-        return self.names.get(name) or _folder_name(name, self._prefix, self.config.modules())
+        return self.names.get(name) or _folder_name(name, self.prefix, self.config.modules())
 
     @functools.cached_property
-    def _prefix(self) -> str:
+    def prefix(self) -> str:
+        """Of the names of the decoder's tensors: "model.", for example."""
         return self.names["token_embd.weight"].removesuffix(_EMBEDDING)
 
     def __repr__(self) -> str:

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..base.errors import BackendError, FileError
 from ..base.settings import core_count
+from .other_program import BATCH, OnBlock, Program
 
-BATCH = 64  # tokens at a time
+if TYPE_CHECKING:
+    from .lora import LoRA
+    from .model import Model
+
 _F32 = 0  # ggml's number of the type
 _ERROR = 4  # ggml's number of the log level
 _PACKAGE = "llama-cpp-python"
@@ -44,13 +51,15 @@ class LlamaCpp:
     Raises BackendError without the package, FileError for a file that llama.cpp does not load.
     """
 
+    name = "llama.cpp"
+
     def __init__(
         self,
         path: str | os.PathLike[str],
         adapter: str | os.PathLike[str] | None = None,
         context: int = 512,
         threads: int | None = None,
-        on_block: Callable[[int, np.ndarray], None] | None = None,
+        on_block: OnBlock | None = None,
     ) -> None:
         self._lib = lib = package()
         self.version = str(lib.__version__)
@@ -165,7 +174,7 @@ def _log(lib: Any) -> Any:
     return _callbacks[0]
 
 
-def _block_callback(lib: Any, on_block: Callable[[int, np.ndarray], None]) -> Any:
+def _block_callback(lib: Any, on_block: OnBlock) -> Any:
     """The callback that reads the residual stream behind each block, which llama.cpp calls l_out-N."""
     ggml = import_module("llama_cpp._ggml").libggml
     name_of, data_of, count_of = ggml.ggml_get_name, ggml.ggml_get_data_f32, ggml.ggml_nelements
@@ -182,3 +191,26 @@ def _block_callback(lib: Any, on_block: Callable[[int, np.ndarray], None]) -> An
         return True
 
     return lib.ggml_backend_sched_eval_callback(read)
+
+
+def _describe() -> str:
+    version = package().__version__
+    return f"llama.cpp of {_PACKAGE} {version}, on the CPU, keys and values in f32, no flash attention"
+
+
+@contextmanager
+def _opened(
+    model: Model, adapter: LoRA | None, context: int, threads: int | None, on_block: OnBlock | None
+) -> Iterator[LlamaCpp]:
+    with ExitStack() as opened:
+        file = None
+        if adapter is not None:
+            file = Path(opened.enter_context(tempfile.TemporaryDirectory())) / "adapter.gguf"
+            adapter.save(file)
+        yield opened.enter_context(LlamaCpp(model.path, file, context, threads, on_block))
+
+
+LLAMA_CPP = Program(
+    LlamaCpp.name, False, "is a folder, and llama.cpp reads GGUF files; need one, such as merge writes", _describe,
+    _opened,
+)  # fmt: skip

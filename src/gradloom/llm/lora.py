@@ -33,6 +33,7 @@ from .family import ALL_MODULES, END_MODULES
 from .model import model_of
 
 if TYPE_CHECKING:
+    from .adapter_arrays import AdapterArrays
     from .model import Model
 
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
@@ -154,20 +155,13 @@ class LoRA(KeywordHints, AttributeHints):
         model: by default the one that it is bound to. Raises FileError if it cannot be written or the path is the
         model's own file, SettingError for a path without a known format.
         """
-        from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
         from .adapter_gguf import write_adapter_gguf
         from .adapter_peft import in_gguf_order, write_peft
 
         model = self._model if model is None else model
         if model is None:
             raise SettingError("LoRA.save: the adapter has no arrays yet; train it, or bind it to a model")
-        self.bind(model)
-        arrays = copies(p.stored for pair in zip(self.a.values(), self.b.values(), strict=True) for p in pair)
-        pairs = dict(zip(self.a, zip(arrays[::2], arrays[1::2], strict=True), strict=True))
-        texts = {"general.name": f"LoRA for {model.config.name or os.path.basename(model.path)}"}
-        if self.chat_template is not None:
-            texts[CHAT_TEMPLATE] = self.chat_template
-        adapter = AdapterArrays(model.config.architecture, self.file_alpha, pairs, self.rslora, texts)
+        adapter = self.contents(model)
         files = files_of_adapter(path)
         for one in files:
             refuse_input(one, model.path)
@@ -176,6 +170,18 @@ class LoRA(KeywordHints, AttributeHints):
         else:
             base = os.path.abspath(model.path) if os.path.isdir(model.path) else model.config.name
             write_peft(files[0].parent, adapter, model.file, base)
+
+    def contents(self, model: Model) -> AdapterArrays:
+        """Copies of the arrays for this model, in its order of rows. Raises FileError if they do not fit it."""
+        from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
+
+        self.bind(model)
+        arrays = copies(p.stored for pair in zip(self.a.values(), self.b.values(), strict=True) for p in pair)
+        pairs = dict(zip(self.a, zip(arrays[::2], arrays[1::2], strict=True), strict=True))
+        texts = {"general.name": f"LoRA for {model.config.name or os.path.basename(model.path)}"}
+        if self.chat_template is not None:
+            texts[CHAT_TEMPLATE] = self.chat_template
+        return AdapterArrays(model.config.architecture, self.file_alpha, pairs, self.rslora, texts)
 
     @property
     def scale(self) -> float:
