@@ -66,14 +66,16 @@ def test_every_family_agrees(tmp_path: Path, name: str) -> None:
     assert found.texts == len(TEXTS) and found.tokens > 100
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     ("name", "text", "image"), [("Gemma3", "gemma3", "Siglip"), ("Mistral3", "mistral3", "Pixtral")]
 )
-def test_the_text_model_of_one_that_sees_images(tmp_path: Path, name: str, text: str, image: str) -> None:
-    """Its decoder is deeper in the model, and its class is not one of causal language models."""
+def test_the_text_model_of_one_that_sees_images(tmp_path: Path, name: str, text: str, image: str, tied: bool) -> None:
+    """Its decoder is deeper in the model, and its class is not one of causal language models. Whether the embeddings
+    are tied is in the outer configuration, whatever the inner one has."""
     case = theirs.FOLDER_CASES[text]
     inner = theirs.model(case).config
-    inner.tie_word_embeddings = True
+    inner.tie_word_embeddings = tied
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = getattr(transformers, f"{image}VisionConfig")(**sizes, image_size=28, patch_size=14)
     config = getattr(transformers, f"{name}Config")(

@@ -31,6 +31,7 @@ _KEYS = {
 _ACTIVATIONS = {"silu": ("silu", "swish"), "gelu": ("gelu_pytorch_tanh", "gelu_new")}
 _MODELS = ("ForCausalLM", "ForConditionalGeneration")
 _DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "rope_theta": 10000.0}
+TIED = "tie_word_embeddings"
 
 
 class FolderConfig:
@@ -125,6 +126,8 @@ def _settings(path: str, given: Mapping[str, Any]) -> tuple[FolderSettings, Fami
     """The keys of the text model with their defaults, and its family. Raises FileError for an unknown model_type."""
     whole = FolderSettings(path, given, {})
     values = dict(given) | whole.table("text_config")
+    if TIED in given:  # transformers ties the embeddings of a model of several parts by the outer key
+        values[TIED] = given[TIED]
     kind = values.get("model_type")
     known = families.model_types()
     if not isinstance(kind, str) or kind not in known:

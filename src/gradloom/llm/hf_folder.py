@@ -28,7 +28,7 @@ from ..files.gguf_head import TensorInfo
 from ..files.gguf_types import PLAIN, show_name
 from ..files.safetensors_file import SafetensorsFile, StoredTensor
 from .config import Config, Keys
-from .hf_config import FolderConfig, FolderKeys
+from .hf_config import TIED, FolderConfig, FolderKeys
 from .hf_settings import CONFIG, read_json
 from .hf_tokenizer import FolderTokenizer, tokenizer_of
 from .hf_tokenizer_file import TOKENIZER_FILES, TokenizerFile
@@ -119,7 +119,7 @@ class HFFolder:
             seen = next(iter(self._places), "no tensor")
             raise FileError(f"{self.path}: no tensor is named {_EMBEDDING} (but {show_name(seen)}); need a whole model")
         prefix = ends[0].removesuffix(_EMBEDDING)
-        tied = self.config.settings.get("tie_word_embeddings")
+        tied = self.config.settings.get(TIED)
         modules = self.config.modules()
         for name, file in self._places.items():
             if _UNUSED.search(name) or (_OTHER_PARTS.match(name) and not name.startswith(prefix)):
