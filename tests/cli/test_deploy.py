@@ -54,6 +54,7 @@ def requeued(folder: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=needs_mpi)])
 def test_a_job_that_slurm_stops_ends_with_the_same_bytes(tmp_path: Path, cluster: dict[str, str], ranks: int) -> None:
     env = cluster | {"SLURM_NTASKS": str(ranks)}

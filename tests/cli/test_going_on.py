@@ -64,6 +64,7 @@ def test_fit(tmp_path, how):
     assert (place / ODD[:9] / "out" / model).read_bytes() == (place / "whole" / model).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [(), ("--run", f"its {ODD}")])
 def test_finetune(tmp_path, language, run):  # noqa: F811
     model, text = (os.path.relpath(path, tmp_path / ODD) for path in language)

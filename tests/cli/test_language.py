@@ -470,6 +470,7 @@ def test_stories(capsys):
     assert "32 tokens, the limit was reached" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_shakespeare_lowers_the_loss(capsys, tmp_path, method):
     model, data = need("gguf/stories260K.gguf"), tmp_path / "t.txt"
@@ -483,6 +484,7 @@ def test_shakespeare_lowers_the_loss(capsys, tmp_path, method):
     assert code == 0 and found["val_loss"] < found["val_loss_before"] - 0.3, err
 
 
+@pytest.mark.slow
 def test_gsm8k_lowers_the_loss(capsys, tmp_path):
     model, data = need("gguf/stories260K.gguf"), tmp_path / "d.jsonl"
     rows = need("instruct/gsm8k-train.jsonl").read_text().splitlines()[:200]

@@ -185,6 +185,7 @@ def test_teams_together_have_no_more_threads_than_cores() -> None:
     assert in_child(child) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 def test_no_helper_sleeps_through_its_call(tmp_path: Path) -> None:
     """A helper that slept again while a call went out was never called again: teams of another width never began."""

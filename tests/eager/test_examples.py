@@ -21,6 +21,7 @@ def test_iris(capsys):
     assert "accuracy on 30 held-out flowers" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_mnist(capsys):
     path = need("mnist")
     epochs, rows = 2, 20000

@@ -75,6 +75,7 @@ def own_device(binding_bytes: int | None = None) -> Iterator[Any]:
     """Inside, "gpu" is a device on which nothing lies yet. What was compiled before stays where it is."""
     from gradloom.gpu import device as devices
 
+    gc.collect()  # programs in cycles hold the devices of earlier tests
     before, made = devices.device(0), devices.Gpu(0, binding_bytes=binding_bytes)
     devices._devices[0] = made
     try:

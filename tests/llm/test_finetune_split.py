@@ -13,6 +13,7 @@ from tests.real_data import need
 from tests.train.split_training import on_ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
 def test_lora_gives_the_same_bits_for_any_ranks(tmp_path, arch):
     path, data = write(tmp_path, arch), rows_of(17)

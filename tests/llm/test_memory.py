@@ -46,6 +46,7 @@ def test_a_run_stays_below_its_budget_with_the_same_bytes(folder: Path) -> None:
     assert (folder / "small.gguf").read_bytes() == (folder / "whole.gguf").read_bytes()
 
 
+@pytest.mark.slow
 def test_fewer_rows_at_once_where_that_is_needed(folder: Path) -> None:
     """A budget that two rows at once exceed: one row, and the bytes of a run with one row."""
     least = finetune(folder, "none.gguf", "--micro-batch-size", "2", "--memory", "64MiB")["error"]
@@ -68,6 +69,7 @@ def test_budgets_that_are_no_bytes(folder: Path, given: object) -> None:
         gl.llm.plan(folder / "model.gguf", memory=given)
 
 
+@pytest.mark.slow
 def test_auto_is_what_is_available(folder: Path) -> None:
     assert gl.llm.plan(folder / "model.gguf", memory="auto").planned == gl.llm.plan(folder / "model.gguf").planned
 
@@ -95,6 +97,7 @@ def least_of(error: str) -> int:
     return int(float(error.split("at least about ")[1].split(" MiB")[0]) * MIB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "same"),
     [
@@ -120,6 +123,7 @@ def test_evaluate_and_generate_stay_below_their_budget(
     assert "--memory x" in command(folder, name, *options, "--memory", "x")["error"]
 
 
+@pytest.mark.slow
 def test_evaluate_takes_fewer_rows_at_once_where_none_are_asked_for(folder: Path) -> None:
     """In a process of its own, which measures its peak."""
     code = """
@@ -147,6 +151,7 @@ print(json.dumps(found | {"peak": resident_peak()}))
     assert small["nll"] == pytest.approx(whole["nll"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_refusal_names_settings_that_are_enough(folder: Path) -> None:
     """Each is accepted with this budget."""
     given = {"context": 256, "batch-size": 8, "micro-batch-size": 8, "val-split": 0, "threads": 1}

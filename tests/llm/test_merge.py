@@ -175,6 +175,7 @@ def test_peft_folders_merge_to_the_same_bytes(tmp_path, arch):
     assert (tmp_path / "1.gguf").read_bytes() == (tmp_path / "2.gguf").read_bytes()
 
 
+@pytest.mark.slow
 def test_some_rows_at_a_time(tmp_path, monkeypatch):
     """Pieces of any size give the same bytes; memory is that of a piece, not of a tensor."""
     base, path, _ = prepare(tmp_path, "q8_0", width=256, shape="tiny", names=["output.weight"], vocab=12_000)

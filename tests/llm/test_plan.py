@@ -87,6 +87,7 @@ def test_a_plan_with_data_is_that_of_the_run(path, text, options):
     assert dataclasses.replace(run.memory(), available=planned.available) == planned
 
 
+@pytest.mark.slow
 def test_a_plan_without_data_is_no_less_than_that_of_a_run(path, text):
     """But for the rows of the data."""
     for options in (value for name, value in OPTIONS.items() if not {"val", "eval_rows"} & value.keys()):
@@ -182,6 +183,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [20_000, 2_000_000], ids=["training", "reading"])
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
 def test_planned_total_bytes_is_the_peak_of_the_process(tmp_path, size):
@@ -207,6 +209,7 @@ HUGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", HUGE.values(), ids=HUGE)
 def test_plans_of_any_size_make_no_arrays_of_that_size(path, monkeypatch, settings):
     monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 40, 1 << 36))
@@ -370,6 +373,7 @@ def test_a_plan_without_enough_memory_predicts_nothing(path, monkeypatch):
     assert not found.fits and found.duration is None and "step_seconds" not in found.report()
 
 
+@pytest.mark.slow
 def test_the_curve_of_memory_and_time_is_that_of_budgets(tmp_path: Path) -> None:
     """Its ends: no budget, and the least one that is accepted; each point can be met at about its time."""
     from examples.random_gguf import write_random

@@ -78,6 +78,7 @@ def test_gradients_of_full_training_are_as_near_to_float64_as_those_of_autocast(
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "adapter", [lambda: LoRA(rank=8), lambda: LoRA(rank=8, targets="all"), lambda: TrainedTensors("all")]
 )
@@ -134,6 +135,7 @@ def test_evaluation_and_generation_round_where_they_are_asked_to(tmp_path: Path)
     assert llm.generate(model, "a b", max_tokens=20, temperature=0, precision="bf16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_finetune_has_the_same_bits_for_any_plan(tmp_path: Path, threads: int) -> None:
     path = write(tmp_path, "qwen3", **KINDS[1])

@@ -100,6 +100,7 @@ COSTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", COSTS)
 def test_templates_with_a_cost(limits, source):
     """One line that says which limit was passed; afterwards the next chat is rendered."""
@@ -190,6 +191,7 @@ def test_large_chats_in_both_directions():
 LONG = "{% set many = [0] * 9999 %}{{ ([many + [1]] * 10**6).count(many + [2]) }}"  # one instruction of Python
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", [LOOPS, LONG])
 def test_a_chat_that_ends_the_process_amid_others(limits, monkeypatch, cost):
     """It alone is at fault, and is not rendered again: every chat before it has been answered."""

@@ -156,6 +156,7 @@ def test_in_bf16_what_is_wrong_is_still_told_from_rounding(model, monkeypatch, o
     assert not nodes.holds and nodes.node.split()[0].split("#")[0] == op, found.checks
 
 
+@pytest.mark.slow
 def test_in_bf16_roundings_that_go_to_the_other_side_are_no_fault(model):
     """They add up from node to node: by more than f32 ever loses, and by no more than float64 itself differs."""
     for seed in range(2):

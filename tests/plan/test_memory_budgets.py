@@ -18,6 +18,7 @@ def bench(name: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", ["lora", "full", "cnn", "mlp", "deep", "random"])
 def test_random_budgets(graph: str) -> None:
     """Plans within their budgets, and the bits of a run without one; of one graph, the memory of a process."""

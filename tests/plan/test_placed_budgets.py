@@ -136,6 +136,7 @@ def test_plans_without_the_devices_are_those_of_the_run() -> None:
     assert {names[name]: bytes for name, bytes in peaks(here).items()} == peaks(plan)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(RECIPES, TRAIN, st.integers(0, 2**32), st.sampled_from([0.3, 1.0]), st.floats(0.2, 1.0), st.booleans())
 def test_random_placements_within_budgets(

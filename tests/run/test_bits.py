@@ -132,6 +132,7 @@ def test_the_same_bits(build: Callable[[], Built], isa: str) -> None:
 # ---- the arena --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_executables_share_one_arena_that_grows_at_compile_only() -> None:
     x = gl.input("x", (1000,))
     small = gl.compile(ops.exp(ops.sin(x)) + ops.cos(x))

@@ -16,8 +16,9 @@ import pytest
 
 import gradloom as gl
 from gradloom.base.errors import BudgetError, SettingError
-from gradloom.base.memory import present, resident
+from gradloom.base.memory import present
 from gradloom.graph.stored import Stored
+from gradloom.run.budget import resident_when_settled
 from gradloom.train.arguments import halves
 
 MIB = 1 << 20
@@ -85,6 +86,7 @@ WIDE = """
 """
 
 
+@pytest.mark.slow
 def test_fewer_rows_at_once_where_recomputation_does_not_suffice() -> None:
     wide: dict[str, Any] = {"depth": 1, "width": 512}
     least = least_of(train(WIDE, 48 * MIB, micro_batch_size=16000, **wide)["error"])
@@ -107,6 +109,7 @@ KEPT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"run": True, "stop": 0, "ema": 0.0}, {"run": True, "stop": 1, "ema": 0.9}, {"run": False, "stop": 1, "ema": 0.0}],
@@ -137,6 +140,7 @@ TRAINER = """
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_stays_below_its_budget_with_the_same_bits() -> None:
     whole = train(TRAINER)
     budget = least_of(train(TRAINER, 48 * MIB)["error"]) + 6 * MIB
@@ -153,6 +157,7 @@ MEASURE = """
 """
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_stay_below_their_budget() -> None:
     whole = train(MEASURE, depth=0, width=1 << 15)
     least = least_of(train(MEASURE, 16 * MIB, depth=0, width=1 << 15)["error"])
@@ -244,11 +249,11 @@ def test_a_refusal_proposes_what_a_resumed_run_can_change(tmp_path: Path) -> Non
 
 def test_a_refusal_states_how_many_earlier_programs_it_includes() -> None:
     net = gl.nn.Sequential(gl.nn.Linear(4, 512), gl.nn.Linear(512, 2))
-    trainer = gl.Trainer(net, memory=resident() + 64 * MIB)
+    trainer = gl.Trainer(net, memory=resident_when_settled() + 64 * MIB)
     for rows in (8, 12):
         trainer.step(np.ones((rows, 4), np.float32), np.ones(rows, np.int32))
     with pytest.raises(BudgetError, match=r"at least about \S+ .iB, 2 earlier programs included; or fewer rows"):
-        trainer.step(np.ones((100_000, 4), np.float32), np.ones(100_000, np.int32))
+        trainer.step(np.ones((1_000_000, 4), np.float32), np.ones(1_000_000, np.int32))
 
 
 def test_ranks_choose_one_arena() -> None:

@@ -333,6 +333,7 @@ def test_eager_loops_side_by_side_give_the_bits_that_each_gives_alone() -> None:
     together(*[lambda k=k: work(k) for k in range(3)])
 
 
+@pytest.mark.slow
 def test_one_optimiser_stepped_by_two_threads_counts_every_step() -> None:
     module = Level(64)
     module.init()

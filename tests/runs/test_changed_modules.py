@@ -124,6 +124,7 @@ def fit(folder, change="nothing", cut=0, model=Net, scale=1.0, every="2steps", *
     return {name: array.tobytes() for name, array in net.state_dict().items()}, net.training, net.norm.training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_callback_changes_goes_on(change, dynamic, tmp_path):

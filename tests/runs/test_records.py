@@ -42,6 +42,7 @@ def test_the_same_records_come_back(seed):
     assert len(found) == len(records) and all(map(alike, records, found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("val_split", [0.0, 0.5])
 def test_a_checkpoint_of_many_epochs_is_small(tmp_path, val_split):
     x, y = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32), np.arange(8) % 2
