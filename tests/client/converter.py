@@ -2,10 +2,10 @@
 
     python tests/client/converter.py SOURCE JOBS.json
 
-SOURCE is llama.cpp's folder (convert_hf_to_gguf.py, conversion/, gguf-py/). JOBS.json is a list of objects of the
-keys folder, out, type (f32 or bf16) and pre. `pre` is the name of the pre-tokenizer: the converter recognises pre-tokenizers
-by a hash of the ids of a text, which fits published tokenizers alone. Everything else is the converter's. The error of
-a job that fails is written to OUT.error.
+SOURCE is llama.cpp's folder (convert_hf_to_gguf.py, conversion/, gguf-py/). JOBS.json is a list of objects with the
+keys folder, out, type (f32 or bf16) and pre, the name of the pre-tokenizer: the converter recognises pre-tokenizers by
+a hash of the ids of a text, which fits published tokenizers alone. Everything else is the converter's. The error of a
+job that fails is written to OUT.error.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.llm.hf_tokenizers import write_tokenizer
 from tests.llm.transformers_models import HALVES, WIDE, Case
 
 SPM = ("ernie4_5", "minicpm")  # families whose converter reads a tokenizer.model
-VOCAB, SPM_VOCAB = 440, 504  # rows
+VOCAB, SPM_VOCAB = 436, 504  # rows
 GEMMA = theirs.CASES["gemma3"].settings
 SLIDING, FULL = "sliding_attention", "full_attention"
 CASES = {
@@ -35,7 +35,11 @@ CASES = {
         "head_dim": 16, "max_position_embeddings": 32768,
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0},
     }),
-    "seed_oss, biases": Case("seed_oss", "SeedOss", WIDE | {"attention_bias": True, "attention_out_bias": True}),
+    "seed_oss, biases": Case(
+        "seed_oss", "SeedOss", WIDE | {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "ernie4_5, biases": Case("ernie4_5", "Ernie4_5", WIDE | {"use_bias": True}),
+    "hunyuan-dense, biases": Case("hunyuan-dense", "HunYuanDenseV1", WIDE | {"attention_bias": True}),
     # transformers has no MiniCPM of its own: Granite's factors, under MiniCPM's names in config.json
     "minicpm": Case("minicpm", "Granite", {
         "embedding_multiplier": 3.0, "residual_multiplier": 1.4 / 2, "attention_multiplier": 12**-0.5,
@@ -70,7 +74,7 @@ def write(folder: Path, name: str, made: Any, dtype: str = "float32") -> Path:
         write_tokenizer(folder, "prepend", 300, add_prefix_space=True, **settings)  # 504 tokens
         (folder / "tokenizer.model").write_bytes(sentencepiece_model(folder))
     else:
-        tokenizer = write_tokenizer(folder, "gpt-2", VOCAB - 10, **settings)
+        tokenizer = write_tokenizer(folder, "gpt-2", VOCAB - 6, **settings)
         tokenizer.add_special_tokens(TOKENS.get(arch, []))
         tokenizer.save(str(folder / "tokenizer.json"))
     return folder
