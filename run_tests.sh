@@ -3,7 +3,7 @@
 #   ./run_tests.sh           what a change needs; of the tests a sample (tests/quick.py)
 #   ./run_tests.sh --full    all tests; also: PyTorch as the oracle, ranks under mpiexec, the suite under each switch, sanitizer builds of the core, its allocations failing
 #   ./run_tests.sh --long    some hours: 100 000 fuzzed inputs of each kind, 10 000 random gradients, 20 minutes of threads, every fault of the system
-#   ./run_tests.sh --client  llama.cpp loads what we write (builds the package llama-cpp-python: some minutes)
+#   ./run_tests.sh --client  llama.cpp loads what we write, and we what its converter writes (builds the package llama-cpp-python: some minutes)
 # The environment variable PYTHON chooses the interpreter (python3 by default).
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -35,7 +35,25 @@ set_up() {
   [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu,sklearn,parquet
   [ "$mode" = --client ] && extras+=,client
   .venv/bin/pip install --quiet -e ".[$extras]"
-  case $mode in --full | --long) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 pandas polars ;; esac
+  case $mode in
+    --full | --long) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 pandas polars ;;
+    --client) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 sentencepiece==0.2.3 ;;
+  esac
+}
+
+llama_cpp_source() {  # llama.cpp's converter, from the source of the installed llama-cpp-python; without it its tests are skipped
+  local version name inside folder=$PWD/.llama-cpp
+  version=$($py -c 'from importlib.metadata import version; print(version("llama-cpp-python"))')
+  name=llama_cpp_python-$version inside=vendor/llama.cpp
+  export LLAMA_CPP_SOURCE=$folder/$name/$inside
+  [ ! -d "$LLAMA_CPP_SOURCE/conversion" ] || return 0
+  if .venv/bin/pip download --quiet --no-deps --no-binary llama-cpp-python -d "$folder" "llama-cpp-python==$version" &&
+     tar -xzf "$folder/$name.tar.gz" -C "$folder" "$name/$inside/"{convert_hf_to_gguf.py,gguf-py,conversion}; then
+    rm "$folder/$name.tar.gz"
+  else
+    echo "the source of llama-cpp-python $version is not available: tests of llama.cpp's converter are skipped"
+    unset LLAMA_CPP_SOURCE
+  fi
 }
 
 software_gpu() {  # an adapter in software, where it may be installed: from then on the tests of the GPU fail without one
@@ -69,6 +87,7 @@ jobs=$($py -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sch
 
 case $mode in
   --client)
+    llama_cpp_source
     section "llama.cpp" $py -m pytest -q -s tests/client
     ;;
   --long)

@@ -1,6 +1,7 @@
 """The eager style on real data: the examples reach what gl.fit reaches with the same model; a language model trains."""
 
 import numpy as np
+import pytest
 
 import gradloom as gl
 from examples import eager_iris, eager_mnist

@@ -199,6 +199,19 @@ UNSTATED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("name", "bias", "unread"), [
+    ("seed_oss", "attention_out_bias", "attn_output.bias"), ("seed_oss", "attention_bias", ""),
+    ("ernie4_5", "use_bias", "ffn_gate.bias, ffn_up.bias, ffn_down.bias"), ("granite", "attention_bias", ""),
+    ("hunyuan-dense", "attention_bias", "attn_output.bias"),
+])  # fmt: skip
+def test_biases_that_llama_cpp_does_not_load_are_noted(tmp_path: Path, name: str, bias: str, unread: str) -> None:
+    case = theirs.FOLDER_CASES[name]
+    folder = save(theirs.model(case._replace(settings=case.settings | {bias: True})), tmp_path / "model")
+    write_tokenizer(folder, "gpt-2", 300)
+    note = GgufView(HFFolder(folder)).note()
+    assert note == (f"llama.cpp does not load files of {name} with {unread}" if unread else "")
+
+
 @pytest.mark.parametrize("name", list(theirs.FOLDER_CASES))
 def test_what_a_gguf_file_does_not_state_is_noted(tmp_path: Path, name: str) -> None:
     folder = save(theirs.model(theirs.FOLDER_CASES[name]), tmp_path / "model")

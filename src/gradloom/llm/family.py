@@ -32,6 +32,7 @@ ALL_MODULES = FUSED | FUSED_FFN | MODULES  # of all families
 END_MODULES = {"model.embed_tokens": "token_embd", "lm_head": "output"}
 QKV = tuple(_APART.values())
 LINEARS = tuple(MODULES.values())  # of a block
+FFN = ("ffn_gate", "ffn_up", "ffn_down")
 POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
 
@@ -48,6 +49,7 @@ class Family:
                      attn_q and attn_k are permuted from Hugging Face's order
     biases           linear layers of a block that have a bias
     optional_biases  linear layers of a block that may have a bias
+    unread_biases    of these, those of which llama.cpp has no bias: it does not load files with one
     qk_norm          queries and keys are normalised: each "head", or the whole "width" of all heads
     rotates_first    they are rotated before they are normalised
     norms            names of norms, "" for none: before attention and feed-forward
@@ -64,6 +66,7 @@ class Family:
     name: str = ""
     biases: tuple[str, ...] = ()
     optional_biases: tuple[str, ...] = ()
+    unread_biases: tuple[str, ...] = ()
     qk_norm: Literal["", "head", "width"] = ""
     rotates_first: bool = False
     norms: tuple[str, str] = ("attn_norm", "ffn_norm")

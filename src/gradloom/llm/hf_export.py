@@ -40,7 +40,11 @@ class GgufView:
         self._last: tuple[str, np.ndarray] | None = None
 
     def note(self) -> str:
-        """Properties of the model that its GGUF file does not state, in one line; "" if there are none."""
+        """Properties of the model that its GGUF file does not state, and tensors that llama.cpp does not load, in one
+        line; "" if there are none."""
+        return "; ".join(part for part in (self._unstated(), self._unread()) if part)
+
+    def _unstated(self) -> str:
         shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         keys = Keys(os.fspath(self.path), self.metadata)
         stated = self.folder.config.declared.configure(keys, read_config(keys, shapes))
@@ -50,6 +54,12 @@ class GgufView:
             return ""
         what = ", ".join(differ)
         return f"GGUF files of {own.architecture} do not state this model's {what}: there it computes otherwise"
+
+    def _unread(self) -> str:
+        family = self.folder.config.declared
+        unread = [f"{name}.bias" for name in family.unread_biases if f"blk.0.{name}.bias" in self.tensors]
+        arch = self.metadata["general.architecture"]
+        return f"llama.cpp does not load files of {arch} with {', '.join(unread)}" if unread else ""
 
     def bytes(self, name: str) -> np.ndarray:
         """The bytes of a tensor in GGUF's order of rows, u8 [n]; of the latest permuted one a copy is kept."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ..family import LINEARS, Family
+from ..family import FFN, LINEARS, Family
 from ..folder_form import FolderForm
 
 FAMILY = Family(
     pairing="interleaved",
     optional_biases=LINEARS,
+    unread_biases=FFN,
     folder=FolderForm(
         {
             "ernie4_5": {

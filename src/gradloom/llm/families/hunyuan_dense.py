@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..family import LINEARS, Family
+from ..family import FFN, LINEARS, Family
 from ..folder_form import FolderForm
 from ..hf_settings import FolderSettings
 
@@ -25,6 +25,7 @@ FAMILY = Family(
     name="hunyuan-dense",
     pairing="half",
     optional_biases=LINEARS,
+    unread_biases=("attn_output", *FFN),
     qk_norm="head",
     rotates_first=True,
     folder=FolderForm(
