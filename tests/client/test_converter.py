@@ -53,6 +53,7 @@ DIFFER: dict[str, dict[str, tuple[Any, Any]]] = {
 }  # fmt: skip
 TOKENIZERS: dict[str, dict[str, tuple[Any, Any]]] = {  # likewise, by architecture
     "glm4": {"eot_token_id": (None, 435), "unknown_token_id": (None, 434)},
+    "gemma3": {"eot_token_id": (1, None)},  # eos_token_id of config.json, which differs from the tokenizer's
     "hunyuan-dense": {"eos_token_id": (2, 3)},  # eod_token_id of config.json
     "ernie4_5": {"pre": (None, "default"), "unknown_token_id": (0, None)},
     "minicpm": {"pre": (None, "default"), "unknown_token_id": (0, None), "add_space_prefix": (True, None)},

@@ -4,6 +4,7 @@ generation with a cache; merging, and adapters, for folders and GGUF files."""
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ torch = pytest.importorskip("torch")
 
 from gradloom.llm.hf_export import GgufView  # noqa: E402
 from gradloom.llm.hf_folder import HFFolder  # noqa: E402
+from gradloom.llm.tokenizer import Tokenizer  # noqa: E402
 from tests.llm import transformers_models as theirs  # noqa: E402
 from tests.llm.hf_tokenizers import write_tokenizer  # noqa: E402
 
@@ -210,6 +212,19 @@ def test_biases_that_llama_cpp_does_not_load_are_noted(tmp_path: Path, name: str
     write_tokenizer(folder, "gpt-2", 300)
     note = GgufView(HFFolder(folder)).note()
     assert note == (f"llama.cpp does not load files of {name} with {unread}" if unread else "")
+
+
+@pytest.mark.parametrize("ends", [[2, 7, 9], [7], [2, 4], 2])
+def test_tokens_that_end_a_reply_are_in_the_gguf_file(tmp_path: Path, ends: list[int] | int) -> None:
+    """Those of generation_config.json; token 4, <|im_end|>, is known by its name."""
+    folder = save(theirs.model(theirs.FOLDER_CASES["qwen3"]), tmp_path / "model")
+    write_tokenizer(folder, "gpt-2", 300)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    view = GgufView(HFFolder(folder))
+    there = Tokenizer(view.metadata)
+    assert llm.load(folder).tokenizer.end_ids <= there.end_ids and set(np.atleast_1d(ends)) <= there.end_ids
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eot", "eom")]
+    assert [view.metadata[key] for key in keys if key in view.metadata] == [i for i in np.atleast_1d(ends) if i > 4]
 
 
 @pytest.mark.parametrize("name", list(theirs.FOLDER_CASES))

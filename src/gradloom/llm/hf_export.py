@@ -159,6 +159,7 @@ def tokenizer_fields(tokenizer: FolderTokenizer, rows: int) -> dict[str, Field]:
         values["merges"] = field("array", [f"{a} {b}" for a, b in file.model.merges], "string")
     for key, token in (
         ("bos", tokenizer.bos), ("eos", tokenizer.eos), ("unknown", tokenizer.unk), ("padding", tokenizer.pad),
+        *_ends(tokenizer),
     ):  # fmt: skip
         if token is not None:
             values[f"{key}_token_id"] = field("u32", token)
@@ -166,3 +167,9 @@ def tokenizer_fields(tokenizer: FolderTokenizer, rows: int) -> dict[str, Field]:
     if tokenizer.chat_template is not None:
         fields["tokenizer.chat_template"] = field("string", tokenizer.chat_template)
     return fields
+
+
+def _ends(tokenizer: FolderTokenizer) -> list[tuple[str, int]]:
+    """The keys of tokens that end a reply beside eos and those that are known by their names: GGUF files have two."""
+    known = (tokenizer.eos, tokenizer.eot, tokenizer.eom)
+    return list(zip(("eot", "eom"), (i for i in tokenizer.file.end_ids if i not in known), strict=False))
