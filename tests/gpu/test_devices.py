@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from gradloom.gpu.backend import GpuBackend, place_of
 from gradloom.graph.stored import bring_home, copies
 from gradloom.train.arguments import with_backend
 from tests.cli.command import run
+from tests.gpu.adapter import own_device
 from tests.refused import refused
 
 
@@ -230,6 +232,20 @@ def test_a_forked_child_has_the_arrays_and_refuses_the_device() -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert run()[0] == 8.0
+
+
+def test_a_device_without_programs_is_freed() -> None:
+    """A lost device is replaced by a new one: nothing may hold the old one and its memory."""
+    with own_device() as device:
+        w = gl.parameter(np.ones(4, np.float32), name="w")
+        run = gl.compile([ops.sum(w)], ops.assign(w, w + 1.0), device="gpu")
+        run()
+        here = weakref.ref(device)
+        place_of(0)
+    del device, run, w
+    place_of(0)  # the place of the device that is there again
+    gc.collect()
+    assert here() is None
 
 
 def test_no_memory_of_this_machine() -> None:

@@ -58,13 +58,24 @@ class Copy:
             _bring(device, group)
 
 
+_in_use: weakref.WeakSet[Copies] = weakref.WeakSet()  # of the devices in use
+
+
+def _before_fork() -> None:
+    for copies in list(_in_use):
+        copies.bring_home()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
+
+
 class Copies:
     """All stored arrays on a device. Before a fork they and values of tapes come home, so that the child has them."""
 
     def __init__(self, device: Gpu) -> None:
         self.device = device
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=self.bring_home)
+        _in_use.add(self)
         self._known: weakref.WeakKeyDictionary[Stored, Copy] = weakref.WeakKeyDictionary()
         self.kept: weakref.WeakSet[Any] = weakref.WeakSet()  # values of tapes (kept.py)
 
