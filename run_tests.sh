@@ -13,6 +13,7 @@ case $mode in
   *) echo "run_tests.sh: $mode: need --full, --long, --client or nothing" >&2; exit 2 ;;
 esac
 py=.venv/bin/python
+unset PYTHONDONTWRITEBYTECODE  # what Python compiles is kept: hundreds of processes load it
 
 failed=
 section() {  # NAME COMMAND...; one that fails does not keep the others from being run; its failed tests are named again at the end

@@ -18,7 +18,9 @@ from tests.quick import Quick
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: tests send it to their own process
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-os.environ.pop("PYTHONUNBUFFERED", None)  # commands that the tests start buffer their output, as for most users
+# Commands that the tests start buffer their output and keep what Python compiles, as for most users
+os.environ.pop("PYTHONUNBUFFERED", None)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
