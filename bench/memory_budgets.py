@@ -3,10 +3,10 @@
     python bench/memory_budgets.py [--budgets 200] [--runs 200] [--decoder-runs 5] [--processes 10] [--only cnn,mlp]
                                    [--seed 0] [--small] [--keep FOLDER]
 
-Graphs: LoRA and full fine-tuning of SmolLM2-135M's shape (64 tokens), a CNN with batch norm, an MLP with dropout, a
-deep chain of tanh and products whose nodes have no names, and random graphs (tests/plan/random_graphs.py; those whose
-memory can be reduced, five budgets each). Budgets are uniform between 0.98 of the least bytes that gradloom finds and
-the bytes of the plan without a budget.
+Graphs: LoRA (64 tokens) and full fine-tuning (4 x 256) of SmolLM2-135M's shape, a CNN with batch norm, an MLP with
+dropout, a deep chain of tanh and products whose nodes have no names, and random graphs (tests/plan/random_graphs.py;
+those whose memory can be reduced, five budgets each). Budgets are uniform between 0.98 of the least bytes that gradloom
+finds and the bytes of the plan without a budget.
 
 planned: programs of a budget whose plan has at most its bytes; a budget is rejected only below the least.
 run: the first budgets of a graph are compiled and run (--decoder-runs: of LoRA and full): loss, gradients, updated
@@ -158,7 +158,8 @@ def graphs(name: str, folder: Path, small: bool, large: bool = False) -> Iterato
             yield random_graph(seed)
             seed += 1
     if name in ("lora", "full"):
-        yield decoder(model_file(folder, small), name, *((4, 256) if large else ()))
+        more = (4, 256) if large or (name == "full" and not small) else ()  # more bytes than all gradients of `full`
+        yield decoder(model_file(folder, small), name, *more)
         return
     made: dict[str, tuple[Callable[[int], Graph], int, int]] = {
         "cnn": (cnn, 16, 512), "mlp": (mlp, 64, 8192), "deep": (deep, 512, 8192)
@@ -306,7 +307,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for name in args.only.split(","):
             count = all_of(name, folder, args)
-            bad += count.too_large + count.differ
+            bad += count.too_large + count.differ + (count.budgets == 0)
             line = [name, *count, "", "", ""]
             if args.processes and name not in ("full", "random"):
                 model_file(folder, small=True)
