@@ -51,6 +51,7 @@ def test_parts_and_blocks_join_to_the_whole(pair: tuple[FolderTokenizer, Any], m
     """The path of long texts and of parts: texts split at added tokens by gradloom itself."""
     ours, theirs = pair
     monkeypatch.setattr(hf_tokenizer, "GROUP", 8)
+    monkeypatch.setattr("gradloom.llm.bpe.GROUP", 8)
     for text in texts(600, 2):
         expected = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(RenderedText(text), bos=False) == expected, text

@@ -354,6 +354,31 @@ class _Tokens(NamedTuple):
     words: np.ndarray
 
 
+def pieces_of(blocks: Iterable[str], cut: Callable[[str, int, int], int], kept: int) -> Iterator[str]:
+    """A text that arrives in blocks, in pieces of about GROUP characters.
+
+    cut(text, near, end): an index in text[:end] to cut at, after `near` if possible; `end` if there is none
+    kept: the number of last characters that may belong to a token with those that follow
+    The text up to the next place is buffered; most texts have one every few characters.
+    """
+    source, rest, done, need = iter(blocks), "", False, 2 * GROUP
+    while not done:
+        parts, have = [rest], len(rest)
+        while have < need and not done:
+            block = next(source, None)
+            done = block is None
+            parts.append(block or "")
+            have += len(parts[-1])
+        rest = "".join(parts)
+        end = len(rest) if done else max(len(rest) - kept, 0)
+        at = len(rest) if done else cut(rest, min(GROUP, end), end)
+        if at == end and not done:  # no place to cut: read more
+            need = max(2 * len(rest), 2 * GROUP)
+            continue
+        yield rest[:at]
+        rest, need = rest[at:], 2 * GROUP
+
+
 def id_array(ids: Iterable[int]) -> np.ndarray:
     return np.fromiter(ids, np.int32)
 

@@ -19,7 +19,18 @@ from ..base.arguments import as_bool
 from ..base.errors import FileError
 from ..base.extras import need_llm
 from ..base.memory import need_left
-from .bpe import BLOCK, CHARACTER_BYTES, CUT_BPE, CUT_SPM, GROUP, MODEL_BYTES, SPACE, TOKEN_BYTES, id_array
+from .bpe import (
+    BLOCK,
+    CHARACTER_BYTES,
+    CUT_BPE,
+    CUT_SPM,
+    GROUP,
+    MODEL_BYTES,
+    SPACE,
+    TOKEN_BYTES,
+    id_array,
+    pieces_of,
+)  # fmt: skip
 from .hf_tokenizer_file import TokenizerFile
 from .special_tokens import (
     BYTE,
@@ -238,28 +249,16 @@ class FolderTokenizer(Tokenizer):
         if around[0]:
             yield id_array(around[0])
         special = as_bool("special", special)
-        source, rest, begins, first, done, need = iter(blocks), "", True, True, False, 2 * GROUP
-        while not done:
-            read, have = [rest], len(rest)
-            while have < need and not done:
-                block = next(source, None)
-                done = block is None
-                read.append(block or "")
-                have += len(read[-1])
-            rest = "".join(read)
-            # an added token, and the spaces that it takes, may continue after the end
-            end = len(rest) if done else max(len(rest) - self._special.longest - 1, 0)
-            at = len(rest) if done else self._place(rest, min(GROUP, end), end, True)
-            if at == end and not done:  # no place to cut: read more
-                need = max(2 * len(rest), 2 * GROUP)
-                continue
+        begins = first = True
+        # an added token, and the spaces that it takes, may continue after the end
+        kept = self._special.longest + 1
+        for text in pieces_of(blocks, lambda text, near, end: self._place(text, near, end, True), kept):
             jobs: tuple[list[str], list[str], list[str]] = ([], [], [])
-            steps, begins = self._steps(rest[:at], special, begins, first, jobs)
-            first = first and not at
+            steps, begins = self._steps(text, special, begins, first, jobs)
+            first = first and not text
             ids = [self._run(engine, engine_jobs) for engine, engine_jobs in enumerate(jobs)]
             if steps:
                 yield joined([ids[s[0]][s[1]] if isinstance(s, tuple) else s for s in steps])
-            rest, need = rest[at:], 2 * GROUP
         if around[1]:
             yield id_array(around[1])
 

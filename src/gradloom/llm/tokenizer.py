@@ -240,33 +240,21 @@ class Tokenizer(AttributeHints):
     ) -> Iterator[np.ndarray]:
         """Ids of one long text in blocks of any size, as i32 arrays.
 
-        Concatenated, they are the result of encode for the whole text. The text up to the next place where it may be
-        cut is buffered; most texts have one every few characters.
+        Concatenated, they are the result of encode for the whole text.
         """
         first, last = self._around(bos, eos)
         if first:
             yield np.array(first, dtype=np.int32)
         known = self._special if special else self._defined
-        rest, last_id, done, need = "", _BEGIN, False, 2 * bpe.GROUP
-        source = iter(blocks)
-        while not done:
-            parts, have = [rest], len(rest)
-            while have < need and not done:
-                block = next(source, None)
-                done = block is None
-                parts.append(block or "")
-                have += len(parts[-1])
-            rest = "".join(parts)
-            end = len(rest) if done else max(len(rest) - known.longest, 0)  # a special token may continue after the end
-            cut = self.bpe.cut(rest, 0, min(bpe.GROUP, end), end, known) if not done else len(rest)
-            if cut == end and not done:  # no place to cut: read more
-                need = max(2 * len(rest), 2 * bpe.GROUP)
-                continue
+        last_id = _BEGIN
+        # a special token may continue after the end
+        for text in bpe.pieces_of(
+            blocks, lambda text, near, end: self.bpe.cut(text, 0, near, end, known), known.longest
+        ):
             jobs: list[str] = []
-            steps, last_id = self._queue(rest[:cut], special, last_id, jobs)
+            steps, last_id = self._queue(text, special, last_id, jobs)
             if steps:
                 yield _join(steps, self.bpe.encode(jobs))
-            rest, need = rest[cut:], 2 * bpe.GROUP
         if last:
             yield np.array(last, dtype=np.int32)
 
