@@ -96,6 +96,7 @@ DEFECTS: dict[str, tuple[int, Callable[[Path], Any], str, str]] = {
     "quantised": (1, config(quantization_config={"quant_method": "gptq"}), "config.json", "gptq.*need weights"),
     "classifier": (1, config(architectures=["LlamaForSequenceClassification"]), "config.json", "causal language mod"),
     "activation": (1, config(hidden_act="relu"), "config.json", "hidden_act is 'relu'; need silu"),
+    "both directions": (1, config(is_causal=False), "config.json", "is_causal is False; need true"),
     "experts": (1, config(num_local_experts=8), "config.json", "num_local_experts is 8; need none"),
     "missing shard": (2, lambda f: (f / "model-00002-of-00002.safetensors").unlink(), "model-00002-of-00002", "missi"),
     "absent tensor": (2, index(lambda m: m.__setitem__("x.weight", next(iter(m.values())))), "index.json", "does not"),

@@ -15,7 +15,7 @@ import gradloom as gl
 from gradloom import llm
 from gradloom.llm.generate import Generator
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
 from gradloom.llm.hf_export import GgufView  # noqa: E402
@@ -193,6 +193,56 @@ def test_a_merged_folder_loads_in_transformers(tmp_path: Path) -> None:
     expected = expected_logits(loaded.double(), given)
     assert np.abs(ours - expected).max() <= 2e-5 * np.abs(expected).max()
     same(logits(llm.load(tmp_path / "merged"), given), expected)
+
+
+CHANGED: dict[str, tuple[str, dict[str, Any]]] = {  # a case, keys of config.json; None: without the key
+    "a window of a type without windows": ("llama", {"sliding_window": 5}),
+    "a window of glm4": ("glm4", {"sliding_window": 5, "use_sliding_window": True}),
+    "a window of olmo2": ("olmo2", {"sliding_window": 5}),
+    "a window of hunyuan": ("hunyuan-dense", {"sliding_window": 5, "layer_types": theirs.PATTERN}),
+    "whole heads are rotated": ("mistral", {"partial_rotary_factor": 0.5}),
+    "whole heads are rotated, in rope_parameters": (
+        "qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "a part of phi3's heads": ("phi3, window", {"partial_rotary_factor": 0.25}),
+    "exaone4 without its window": ("exaone4, window", {"sliding_window": None}),
+    "mistral3 without its rotation": ("mistral3", {"rope_parameters": None}),
+    "mistral3 without the type of its rotation": (
+        "mistral3", {"rope_parameters": {
+            "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 7,
+        }},
+    ),
+    "a head beside tied embeddings": ("llama", {"tie_word_embeddings": True}),
+    "another head beside tied embeddings": ("qwen3", {"tie_word_embeddings": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(CHANGED))
+def test_keys_have_the_effect_that_they_have_in_transformers(tmp_path: Path, name: str) -> None:
+    case, changes = CHANGED[name]
+    folder = save(theirs.model(theirs.FOLDER_CASES[case]), tmp_path / "model")
+    write_tokenizer(folder, "gpt-2", 300)
+    given = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in given.items() if value is not None}))
+    model, given_ids = llm.load(folder), ids(24)
+    kind = transformers.AutoModelForCausalLM
+    made = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").double().eval()
+    expected = expected_logits(made, given_ids)
+    np.testing.assert_allclose(logits(model, given_ids), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("name", "key"), [
+    ("llama3", "attention_bias"), ("llama3", "mlp_bias"), ("seed_oss", "attention_out_bias"), ("ernie4_5", "use_bias"),
+])  # fmt: skip
+def test_biases_that_the_keys_exclude_are_refused(tmp_path: Path, name: str, key: str) -> None:
+    case = theirs.FOLDER_CASES[name]
+    folder = save(theirs.model(case._replace(settings=case.settings | {key: True})), tmp_path / "model")
+    write_tokenizer(folder, "gpt-2", 300)
+    llm.load(folder)
+    given = json.loads((folder / "config.json").read_text()) | {key: False}
+    (folder / "config.json").write_text(json.dumps(given))
+    with pytest.raises(gl.FileError, match=rf"config.json: {key} is False; need true, or no tensor \S*_proj.bias"):
+        llm.load(folder)
 
 
 UNSTATED = {

@@ -16,7 +16,7 @@ from ..base.errors import FileError, one_line
 from ..files.gguf_fields import Field, field
 from . import families
 from .config import Config, Keys, read_config
-from .family import Family
+from .family import FFN, LINEARS, QKV, Family
 from .hf_rope import FULL, SLIDING, rope_form, rope_parameters
 from .hf_settings import FolderSettings
 
@@ -32,6 +32,10 @@ _ACTIVATIONS = {"silu": ("silu", "swish"), "gelu": ("gelu_pytorch_tanh", "gelu_n
 _MODELS = ("ForCausalLM", "ForConditionalGeneration")
 _DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "rope_theta": 10000.0}
 TIED = "tie_word_embeddings"
+_BIASES = {  # keys of config.json -> linear layers whose bias they state; the first one that is there counts
+    "attention_out_bias": ("attn_output",), "attention_bias": (*QKV, "attn_qkv", "attn_output"), "mlp_bias": FFN,
+    "use_bias": LINEARS,
+}  # fmt: skip
 
 
 class FolderConfig:
@@ -107,6 +111,13 @@ class FolderConfig:
         rope = tuple(plain.rope[0] if window is None else near for window in self.windows)
         return self.declared.folder.configure(self.settings, replace(c, windows=self.windows, rope=rope))
 
+    def check_bias(self, known: str, shown: str) -> None:
+        """Raise FileError for a bias, by GGUF's name, that the folder's keys exclude: transformers would ignore it."""
+        linear = known.removesuffix(".bias").rpartition(".")[2]
+        key = next((key for key, linears in _BIASES.items() if linear in linears and key in self.settings.values), "")
+        if key and self.settings.get(key) is False:
+            raise self.settings.wrong(key, False, f"true, or no tensor {shown}")
+
     def modules(self) -> dict[str, str]:
         """Modules of a block -> GGUF's tensors, norms too."""
         family, form = self.declared, self.declared.folder
@@ -134,7 +145,10 @@ def _settings(path: str, given: Mapping[str, Any]) -> tuple[FolderSettings, Fami
         seen = "is missing" if kind is None else f"is {one_line(kind)}, which is not supported"
         raise FileError(f"{path}: model_type {seen}; must be one of {', '.join(sorted(known))}")
     family = known[kind]
-    return FolderSettings(path, values, _DEFAULTS | dict(family.folder.types[kind])), family
+    defaults = _DEFAULTS | dict(family.folder.types[kind])
+    if values.get("rope_scaling") is not None:  # the earlier form
+        defaults.pop("rope_parameters", None)
+    return FolderSettings(path, values, defaults), family
 
 
 def _check_kind(s: FolderSettings, family: Family) -> None:
@@ -154,10 +168,15 @@ def _check_kind(s: FolderSettings, family: Family) -> None:
     for key in ("attn_logit_softcapping", "use_bidirectional_attention", "num_experts", "num_local_experts"):
         if s.get(key):
             raise s.wrong(key, s.get(key), "none: it is not supported")
+    if s.get("is_causal") is False:
+        raise s.wrong("is_causal", False, "true: a model that predicts the next token")
 
 
 def _windows(s: FolderSettings, slides: Any, layers: int) -> tuple[int | None, ...]:
-    """Of each block: the most keys that a query attends to, None for all."""
+    """Of each block: the most keys that a query attends to, None for all. transformers ignores the keys of windows for
+    model types without windows."""
+    if not {"sliding_window", "use_sliding_window"} & set(s.defaults):
+        return (None,) * layers
     if s.get("sliding_window") is None or not s.flag("use_sliding_window", True):
         return (None,) * layers
     window, kinds = s.count("sliding_window"), s.get("layer_types")

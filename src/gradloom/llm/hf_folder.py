@@ -127,8 +127,10 @@ class HFFolder:
             known = _known_name(name, prefix, modules)
             if known is None:
                 known = name  # which no family has: the model names the nearest one
-            if known == "output.weight" and tied is True:
+            if known == "output.weight" and tied is True and self._is_same(name, ends[0]):
                 continue
+            if known.endswith(".bias"):
+                self.config.check_bias(known, show_name(name))
             self._add(known, name, file.tensors[name])
         if tied is False and "output.weight" not in self.tensors:
             seen = f"{self.config.settings.path}: tie_word_embeddings is false, and lm_head.weight is missing"
@@ -137,6 +139,12 @@ class HFFolder:
             self._made[known] = array
             self.names[known] = known
             self.tensors[known] = TensorInfo(known, "f32", array.shape, 0, array.nbytes)
+
+    def _is_same(self, one: str, other: str) -> bool:
+        """Whether two tensors are stored with the same numbers; transformers ties these alone."""
+        here, there = self._places[one], self._places[other]
+        a, b = here.tensors[one], there.tensors[other]
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and np.array_equal(here.bytes(one), there.bytes(other))
 
     def _add(self, known: str, name: str, stored: StoredTensor) -> None:
         shown = f"{self._places[name].path}: tensor {show_name(name)}"

@@ -16,6 +16,7 @@ from .. import ops
 from .hf_settings import FolderSettings
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+_PARTIAL = "partial_rotary_factor"
 _KINDS = ("default", "linear", "yarn", "llama3", "longrope")
 
 
@@ -50,9 +51,10 @@ def rope_parameters(settings: FolderSettings, local_base: str) -> tuple[dict[str
 
 def _with_base(settings: FolderSettings, given: dict[str, Any], base: Any) -> dict[str, Any]:
     made = {"rope_theta": 10000.0 if base is None else base} | {k: v for k, v in given.items() if v is not None}
-    factor = settings.get("partial_rotary_factor")
-    if factor is not None:
-        made.setdefault("partial_rotary_factor", factor)
+    if _PARTIAL in settings.defaults:
+        made.setdefault(_PARTIAL, settings.get(_PARTIAL, 1.0))
+    else:  # transformers rotates whole heads
+        made.pop(_PARTIAL, None)
     kind = made.get("rope_type", made.get("type", "default"))
     made["rope_type"] = {"su": "longrope"}.get(kind, kind) if isinstance(kind, str) else kind
     return made
@@ -64,10 +66,10 @@ def rope_form(settings: FolderSettings, given: dict[str, Any], head_dim: int, co
     if kind not in _KINDS:
         raise settings.wrong("rope_type", kind, f"one of {', '.join(_KINDS)}: others are not supported")
     read = FolderSettings(settings.path, given, {})
-    share = read.number("partial_rotary_factor", 1.0)
+    share = read.number(_PARTIAL, 1.0)
     dims = int(head_dim * share)
     if not 2 <= dims <= head_dim or dims % 2:
-        raise read.wrong("partial_rotary_factor", share, f"an even number of {head_dim} elements to rotate")
+        raise read.wrong(_PARTIAL, share, f"an even number of {head_dim} elements to rotate")
     base = read.number("rope_theta")
     form = RopeForm(dims, base, {"rope.dimension_count": dims, "rope.freq_base": base})
     if kind == "default":

@@ -32,7 +32,7 @@ FAMILY = Family(
     post_norms=POST_NORMS,
     configure=_configure,
     folder=FolderForm(
-        {"exaone4": {"rms_norm_eps": 1e-5}},
+        {"exaone4": {"rms_norm_eps": 1e-5, "sliding_window": 4096}},
         slides=period_of("sliding_window_pattern", 4),
         period=4,
         configure=_of_folder,

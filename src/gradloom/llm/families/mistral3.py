@@ -20,9 +20,16 @@ def _configure(keys: Keys, c: Config) -> Config:
 def _computed(settings: FolderSettings) -> dict[str, float]:
     rope = FolderSettings(settings.path, settings.table("rope_scaling") | settings.table("rope_parameters"), {})
     slope = rope.number("llama_4_scaling_beta", 0.0, least=0.0)
-    return {"attention.temperature_scale": slope} if slope else {}
+    if not slope:
+        return {}
+    context = rope.count("original_max_position_embeddings", settings.count("max_position_embeddings"))
+    return {"attention.temperature_scale": slope, "rope.scaling.original_context_length": context}
 
 
+_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
 FAMILY = Family(
     pairing="interleaved",
     optional_biases=LINEARS,
@@ -31,6 +38,7 @@ FAMILY = Family(
         {
             "ministral3": {
                 "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
+                "sliding_window": None, "rope_parameters": _ROPE,
             }
         },
         computed=_computed,

@@ -12,6 +12,14 @@ FAMILY = Family(
     pairing="half",
     modules=FUSED,
     folder=FolderForm(
-        {"phi3": {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}}
+        {
+            "phi3": {
+                "max_position_embeddings": 4096,
+                "original_max_position_embeddings": 4096,
+                "rms_norm_eps": 1e-5,
+                "partial_rotary_factor": 1.0,
+                "sliding_window": None,
+            }
+        }
     ),
 )
