@@ -195,7 +195,7 @@ def test_a_merged_folder_loads_in_transformers(tmp_path: Path) -> None:
     same(logits(llm.load(tmp_path / "merged"), given), expected)
 
 
-CHANGED: dict[str, tuple[str, dict[str, Any]]] = {  # a case, keys of config.json; None: without the key
+CHANGED: dict[str, tuple[str, dict[str, Any]]] = {  # a case, keys of config.json; None: without the key, "null": null
     "a window of a type without windows": ("llama", {"sliding_window": 5}),
     "a window of glm4": ("glm4", {"sliding_window": 5, "use_sliding_window": True}),
     "a window of olmo2": ("olmo2", {"sliding_window": 5}),
@@ -212,6 +212,7 @@ CHANGED: dict[str, tuple[str, dict[str, Any]]] = {  # a case, keys of config.jso
             "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 7,
         }},
     ),
+    "mistral3 with no rotation": ("mistral3", {"rope_parameters": "null"}),
     "a head beside tied embeddings": ("llama", {"tie_word_embeddings": True}),
     "another head beside tied embeddings": ("qwen3", {"tie_word_embeddings": True}),
 }  # fmt: skip
@@ -223,7 +224,8 @@ def test_keys_have_the_effect_that_they_have_in_transformers(tmp_path: Path, nam
     folder = save(theirs.model(theirs.FOLDER_CASES[case]), tmp_path / "model")
     write_tokenizer(folder, "gpt-2", 300)
     given = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in given.items() if value is not None}))
+    kept = {key: None if value == "null" else value for key, value in given.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
     model, given_ids = llm.load(folder), ids(24)
     kind = transformers.AutoModelForCausalLM
     made = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").double().eval()

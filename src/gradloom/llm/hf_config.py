@@ -148,6 +148,8 @@ def _settings(path: str, given: Mapping[str, Any]) -> tuple[FolderSettings, Fami
     defaults = _DEFAULTS | dict(family.folder.types[kind])
     if values.get("rope_scaling") is not None:  # the earlier form
         defaults.pop("rope_parameters", None)
+    if values.get("rope_parameters") is None:
+        values.pop("rope_parameters", None)
     return FolderSettings(path, values, defaults), family
 
 
