@@ -176,6 +176,7 @@ def kernels(program: Program) -> list[Node]:
     return [node for node in program.nodes if not node.op.leaf and node.op.view is None]
 
 
+@pytest.mark.cheap
 @pytest.mark.parametrize("name", [*PROGRAMS, "deep", *range(12)])
 def test_bytes_and_seconds_are_those_of_the_program_with_clones(name: str | int) -> None:
     """For random sets of clones of values that are read before the pause: the original of any other one is left out.
