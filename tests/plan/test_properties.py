@@ -132,6 +132,7 @@ def test_close_to_the_references(recipe: list[int], train: int, isa: str) -> Non
             continue
         error = float(np.max(np.abs(a - b)))
         noise = float(np.max(np.abs(rough[made.outputs[i]] - b))) if i < len(made.outputs) else 0.0
+        noise = noise if np.isfinite(noise) else 0.0  # sqrt of a number that rounds to below 0
         scale = max(1.0, float(np.max(np.abs(b))))
         assert error <= 2e-5 * scale + 16 * noise, f"output {i}: {error} of {scale}, references in f32: {noise}"
 
