@@ -20,6 +20,7 @@ from ..files.gguf_types import PLAIN
 from .adapter_peft import heads_of
 from .config import Config, Keys, Rope, read_config
 from .hf_folder import HFFolder
+from .hf_stated import unstated_tokenizer
 from .hf_tokenizer import FolderTokenizer
 from .special_tokens import BYTE, UNUSED, USER_DEFINED
 
@@ -34,15 +35,17 @@ class GgufView:
     def __init__(self, folder: HFFolder) -> None:
         self.folder, self.path = folder, folder.path
         rows = folder.tensor("token_embd.weight").shape[0]
-        self.fields: dict[str, Field] = folder.fields | tokenizer_fields(folder.tokenizer(rows), rows)
+        self._tokenizer = folder.tokenizer(rows)
+        self.fields: dict[str, Field] = folder.fields | tokenizer_fields(self._tokenizer, rows)
         self.metadata = Metadata(self.fields)
         self.tensors = {name: _as_vector(tensor) for name, tensor in folder.tensors.items()}
         self._last: tuple[str, np.ndarray] | None = None
 
     def note(self) -> str:
-        """Properties of the model that its GGUF file does not state, and tensors that llama.cpp does not load, in one
-        line; "" if there are none."""
-        return "; ".join(part for part in (self._unstated(), self._unread()) if part)
+        """Properties of the model and its tokenizer that its GGUF file does not state, and tensors that llama.cpp does
+        not load, in one line; "" if there are none."""
+        parts = (self._unstated(), unstated_tokenizer(self._tokenizer, self.metadata), self._unread())
+        return "; ".join(part for part in parts if part)
 
     def _unstated(self) -> str:
         shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
@@ -135,7 +138,8 @@ def tokenizer_fields(tokenizer: FolderTokenizer, rows: int) -> dict[str, Field]:
     spm = tokenizer.kind == "spm"
     if not spm and not tokenizer.pre:
         raise FileError(
-            f"{where}: no tokenizer.ggml.pre of GGUF files has its patterns; need an adapter (PEFT) instead"
+            f"{where}: no tokenizer.ggml.pre of GGUF files has its patterns; need a folder as output, or an adapter"
+            " (PEFT)"
         )
     if len(tokenizer.first_ids) > 1 or len(tokenizer.last_ids) > 1:
         raise FileError(f"{where}: puts several tokens before a text; need at most one for a GGUF file")

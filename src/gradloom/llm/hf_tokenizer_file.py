@@ -39,6 +39,7 @@ class Added:
     single_word: bool
     lstrip: bool
     rstrip: bool
+    normalized: bool
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class TokenizerFile:
             if type(number) is not int or not 0 <= number < 1 << 24 or not isinstance(content, str) or not content:
                 self._fail(f"added_tokens has {one_line(token)}", "an id and a content")
             assert content is not None
-            marks = [token.get(key, False) for key in ("special", "single_word", "lstrip", "rstrip")]
+            marks = [token.get(key, False) for key in ("special", "single_word", "lstrip", "rstrip", "normalized")]
             if not all(isinstance(mark, bool) for mark in marks):
                 self._fail(f"added_tokens has {one_line(token)}", "true or false for its marks")
             if taken.setdefault(number, content) != content or self.model.vocab.get(content, number) != number:

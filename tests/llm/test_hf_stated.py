@@ -1,0 +1,83 @@
+"""Tokenizers of Hugging Face folders in GGUF files: notes of ids that differ there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradloom import llm
+from gradloom.files.gguf_fields import Metadata
+from gradloom.llm.hf_export import tokenizer_fields
+from gradloom.llm.hf_stated import unstated_tokenizer
+from tests.llm.hf_tokenizers import edit_tokenizer, without_marks, write_tokenizer
+from tests.llm.random_folders import write_folder
+from tests.llm.test_hf_tokenizer import open_tokenizer
+
+STATED = ("prepend", "gemma", "gpt-2", "llama-bpe", "smollm")
+
+
+def note_of(folder: Path, **config: Any) -> str:
+    tokenizer = open_tokenizer(folder, **config)
+    return unstated_tokenizer(tokenizer, Metadata(tokenizer_fields(tokenizer, tokenizer.vocab_size)))
+
+
+@pytest.mark.parametrize("form", STATED)
+def test_a_tokenizer_that_a_file_states_has_no_note(form: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, form)
+    without_marks(tmp_path)
+    assert note_of(tmp_path) == ""
+
+
+NORMALIZERS: dict[str, list[dict[str, Any]]] = {
+    "NFC": [{"type": "NFC"}], "NFKC": [{"type": "NFKC"}], "Lowercase": [{"type": "Lowercase"}],
+    "NFKD, StripAccents": [{"type": "NFKD"}, {"type": "StripAccents"}],
+    "Strip": [{"type": "Strip", "strip_left": True, "strip_right": True}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["gpt-2", "gemma"])
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_normalizers_are_noted(form: str, name: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, form)
+    without_marks(tmp_path)
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    steps = [*NORMALIZERS[name], *([spaces] if form == "gemma" else [])]
+    edit_tokenizer(tmp_path, normalizer={"type": "Sequence", "normalizers": steps})
+    assert note_of(tmp_path).startswith(f"GGUF files do not state all of this tokenizer (normalizer {name}")
+
+
+@pytest.mark.parametrize("mark", ["lstrip", "rstrip", "single_word"])
+def test_marks_of_added_tokens_are_noted(mark: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "llama-bpe")
+    without_marks(tmp_path, **{mark: True})
+    note = note_of(tmp_path)
+    assert note.startswith(f"GGUF files do not state all of this tokenizer ({mark} of added tokens)"), note
+    assert "<|end|>" in note
+
+
+@pytest.mark.parametrize("form", ["first", "metaspace", "gpt-2"])
+def test_spaces_before_a_text_are_noted(form: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, form)
+    without_marks(tmp_path)
+    if form == "gpt-2":
+        prefix = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+        edit_tokenizer(tmp_path, pre_tokenizer=prefix)
+    named = {"first": "prepend_scheme first", "metaspace": "prepend_scheme always", "gpt-2": "add_prefix_space"}[form]
+    assert f"tokenizer ({named}): " in note_of(tmp_path)
+
+
+def test_merge_and_full_finetuning_show_the_note(tmp_path: Path, caplog: Any) -> None:
+    folder = write_folder(tmp_path / "model")
+    lower = {"type": "Lowercase"}
+    edit_tokenizer(folder, normalizer=lower)
+    model = llm.load(folder)
+    adapter = llm.LoRA(rank=1, targets="attn_q")
+    adapter.bind(model)
+    adapter.save(tmp_path / "peft")
+    notes = llm.merge(folder, tmp_path / "peft", tmp_path / "merged.gguf").notes
+    assert "normalizer Lowercase" in notes[0] and "\n" not in notes[0]
+    llm.TrainedTensors("attn_q").check_file(model)
+    assert "normalizer Lowercase" in caplog.text
+    assert not llm.merge(folder, tmp_path / "peft", tmp_path / "merged").notes
