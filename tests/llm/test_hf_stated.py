@@ -11,7 +11,8 @@ from gradloom import llm
 from gradloom.files.gguf_fields import Metadata
 from gradloom.llm.hf_export import tokenizer_fields
 from gradloom.llm.hf_stated import unstated_tokenizer
-from tests.llm.hf_tokenizers import edit_tokenizer, without_marks, write_tokenizer
+from gradloom.llm.tokenizer import Tokenizer
+from tests.llm.hf_tokenizers import LINES, edit_tokenizer, without_marks, write_tokenizer
 from tests.llm.random_folders import write_folder
 from tests.llm.test_hf_tokenizer import open_tokenizer
 
@@ -81,3 +82,42 @@ def test_merge_and_full_finetuning_show_the_note(tmp_path: Path, caplog: Any) ->
     llm.TrainedTensors("attn_q").check_file(model)
     assert "normalizer Lowercase" in caplog.text
     assert not llm.merge(folder, tmp_path / "peft", tmp_path / "merged").notes
+
+
+@pytest.mark.parametrize("bos", [None, "<absent>", "</s>"])
+def test_the_first_token_of_the_post_processor_is_bos_of_the_file(bos: str | None, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "llama-bpe", bos_token=bos)
+    without_marks(tmp_path)
+    tokenizer = open_tokenizer(tmp_path)
+    fields = Metadata(tokenizer_fields(tokenizer, tokenizer.vocab_size))
+    assert fields["tokenizer.ggml.bos_token_id"] == 1 and fields["tokenizer.ggml.add_bos_token"]
+    assert [Tokenizer(fields).encode(line) for line in LINES] == [tokenizer.encode(line) for line in LINES]
+    assert note_of(tmp_path) == ""
+
+
+@pytest.mark.parametrize(("eos", "note"), [("</s>", ""), (None, ""), ("<s>", "(a last token that is not eos): ")])
+def test_a_last_token_that_is_not_eos_is_noted(eos: str | None, note: str, tmp_path: Path) -> None:
+    made = write_tokenizer(tmp_path, "gpt-2", eos_token=eos)
+    without_marks(tmp_path)
+    last = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+    template = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}, last]}
+    template["pair"] = [*template["single"], {"Sequence": {"id": "B", "type_id": 0}}]  # type: ignore[misc]
+    number = made.token_to_id("</s>")
+    template["special_tokens"] = {"</s>": {"id": "</s>", "ids": [number], "tokens": ["</s>"]}}  # type: ignore[assignment]
+    edit_tokenizer(tmp_path, post_processor=template)
+    assert open_tokenizer(tmp_path).encode("a")[-1] == number
+    assert note in note_of(tmp_path) and bool(note) == bool(note_of(tmp_path))
+
+
+@pytest.mark.parametrize("bos", [None, "<s>"])
+def test_samples_begin_as_the_package_encodes_them(bos: str | None, tmp_path: Path) -> None:
+    made = write_tokenizer(tmp_path, "llama-bpe", bos_token=bos)
+    tokenizer = open_tokenizer(tmp_path)
+    (tmp_path / "texts.jsonl").write_text('{"text": "once upon a time"}\n')
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "The quick", "completion": " dog"}\n')
+    (text,), (pair,) = (llm.read_samples(tmp_path / f"{name}.jsonl", tokenizer) for name in ("texts", "pairs"))
+    assert text[0].tolist() == made.encode("once upon a time").ids
+    assert pair[0].tolist()[:1] == [1] and pair[0].tolist()[-1] == tokenizer.eos
+    chat = llm.ChatTemplate("{{ messages[0].content }}", tokenizer)
+    tokens = chat.encode([{"role": "user", "content": "The quick"}, {"role": "assistant", "content": "."}])[0]
+    assert tokens[0] == 1

@@ -142,8 +142,10 @@ def tokenizer_fields(tokenizer: FolderTokenizer, rows: int) -> dict[str, Field]:
             " (PEFT)"
         )
     if len(tokenizer.first_ids) > 1 or len(tokenizer.last_ids) > 1:
-        raise FileError(f"{where}: puts several tokens before a text; need at most one for a GGUF file")
+        raise FileError(f"{where}: puts several tokens before or after a text; need at most one for a GGUF file")
     more = rows - tokenizer.vocab_size
+    bos = (*tokenizer.first_ids, tokenizer.bos)[0]
+    eos = (*tokenizer.last_ids, None)[0] if tokenizer.eos is None else tokenizer.eos
     pieces = [*tokenizer.pieces, *(f"[PAD{i}]" for i in range(tokenizer.vocab_size, rows))]
     types = np.concatenate([tokenizer.types, np.full(more, UNUSED, np.int32)])
     values: dict[str, Any] = {
@@ -162,7 +164,7 @@ def tokenizer_fields(tokenizer: FolderTokenizer, rows: int) -> dict[str, Field]:
         values["pre"] = field("string", tokenizer.pre)
         values["merges"] = field("array", [f"{a} {b}" for a, b in file.model.merges], "string")
     for key, token in (
-        ("bos", tokenizer.bos), ("eos", tokenizer.eos), ("unknown", tokenizer.unk), ("padding", tokenizer.pad),
+        ("bos", bos), ("eos", eos), ("unknown", tokenizer.unk), ("padding", tokenizer.pad),
         *_ends(tokenizer),
     ):  # fmt: skip
         if token is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from ..base.errors import DataError, one_line
 from .bpe import SPACE
 from .hf_tokenizer import FolderTokenizer
-from .hf_tokenizer_file import Added, TokenizerFile
+from .hf_tokenizer_file import Added
 from .tokenizer import Tokenizer
 
 _TEXTS = (
@@ -30,7 +30,7 @@ def unstated_tokenizer(tokenizer: FolderTokenizer, metadata: Mapping[str, Any]) 
     differ = [text for text in texts if not _same(text, tokenizer, stated)]
     if not differ:
         return ""
-    which = "; ".join(_unstated(tokenizer.file, not set(differ) <= set(_TEXTS)))
+    which = "; ".join(_unstated(tokenizer, not set(differ) <= set(_TEXTS)))
     count = f"{len(differ)} of {len(texts)} test texts get other ids there, such as {one_line(differ[0])}"
     return f"GGUF files do not state all of this tokenizer{which and f' ({which})'}: {count}"
 
@@ -57,14 +57,17 @@ def _of_added(tokenizer: FolderTokenizer, stated: Tokenizer) -> list[str]:
     return list(dict.fromkeys([*texts, *cased]))
 
 
-def _unstated(file: TokenizerFile, added: bool) -> list[str]:
+def _unstated(tokenizer: FolderTokenizer, added: bool) -> list[str]:
     """Parts of tokenizer.json without a key in GGUF files; added: those of added tokens, too."""
+    file = tokenizer.file
     kinds = [step["type"] for step in file.steps("normalizer") if not _is_stated(step, file.is_byte_level)]
     parts = [f"normalizer {', '.join(dict.fromkeys(kinds))}"] if kinds else []
     if file.is_byte_level and file.prefix == "always":
         parts.append("add_prefix_space")
     elif file.prefix != "never" and any(step["type"] == "Metaspace" for step in file.steps("pre_tokenizer")):
         parts.append(f"prepend_scheme {file.prefix}")
+    if tokenizer.last_ids not in ([], [tokenizer.eos]) and tokenizer.eos is not None:
+        parts.append("a last token that is not eos")
     marks = _marks(file.added, bool(kinds)) if added else []
     return [*parts, f"{', '.join(marks)} of added tokens"] if marks else parts
 

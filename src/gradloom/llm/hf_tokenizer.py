@@ -97,7 +97,7 @@ class FolderTokenizer(Tokenizer):
         self.pre = file.pre
         self.bos, self.eos, self.unk, self.pad = (file.named(name) for name in ("bos", "eos", "unk", "pad"))
         self.sep = file.named("sep")
-        self.first_ids, self.last_ids = file.around(self.bos, self.eos)
+        self.first_ids, self.last_ids = file.around()
         self.add_bos, self.add_eos = bool(self.first_ids), bool(self.last_ids)
         self.eot = next((self._ids[t] for t in TURN_ENDS if t in self._ids), None)
         self.eom = self._ids.get("<|eom_id|>")
@@ -121,10 +121,6 @@ class FolderTokenizer(Tokenizer):
         return f"Tokenizer({self.vocab_size} tokens, {kind}, bos {self.bos}, eos {self.eos})"
 
     # -- text to ids ---------------------------------------------------------------------------------------------
-
-    def _around(self, bos: bool | None, eos: bool | None) -> tuple[list[int], list[int]]:
-        first, last = super()._around(bos, eos)
-        return self.first_ids if bos is None else first, self.last_ids if eos is None else last
 
     def encode_parts(self, texts: Sequence[Sequence[str]], special: bool = True) -> list[list[np.ndarray]]:
         """Ids of texts in parts, i32 for each part, without bos and eos.
@@ -245,7 +241,7 @@ class FolderTokenizer(Tokenizer):
     ) -> Iterator[np.ndarray]:
         """Ids of one long text in blocks of any size, as i32 arrays. Concatenated, they are the result of encode for
         the whole text."""
-        around = self._around(bos, eos)
+        around = self.around(bos, eos)
         if around[0]:
             yield id_array(around[0])
         special = as_bool("special", special)
