@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gradloom import llm
+from gradloom.base.errors import FileError
 from gradloom.files.gguf_fields import Metadata
 from gradloom.llm.hf_export import tokenizer_fields
 from gradloom.llm.hf_stated import unstated_tokenizer
@@ -121,3 +122,18 @@ def test_samples_begin_as_the_package_encodes_them(bos: str | None, tmp_path: Pa
     chat = llm.ChatTemplate("{{ messages[0].content }}", tokenizer)
     tokens = chat.encode([{"role": "user", "content": "The quick"}, {"role": "assistant", "content": "."}])[0]
     assert tokens[0] == 1
+
+
+def test_patterns_without_a_name_are_rejected_for_gguf_files_only(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model")
+    model = llm.load(folder)
+    adapter = llm.LoRA(rank=1, targets="attn_q")
+    adapter.bind(model)
+    adapter.save(tmp_path / "peft")
+    split = {"type": "Split", "pattern": {"Regex": r"\p{L}+"}, "behavior": "Isolated", "invert": False}
+    steps = [split, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]
+    edit_tokenizer(folder, pre_tokenizer={"type": "Sequence", "pretokenizers": steps})
+    with pytest.raises(FileError, match=r"need an adapter \(PEFT\), or a merge into a folder"):
+        llm.merge(folder, tmp_path / "peft", tmp_path / "merged.gguf")
+    llm.merge(folder, tmp_path / "peft", tmp_path / "merged")
+    assert llm.load(tmp_path / "merged").tokenizer.encode("a b") == llm.load(folder).tokenizer.encode("a b")

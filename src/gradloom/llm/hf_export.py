@@ -138,8 +138,8 @@ def tokenizer_fields(tokenizer: FolderTokenizer, rows: int) -> dict[str, Field]:
     spm = tokenizer.kind == "spm"
     if not spm and not tokenizer.pre:
         raise FileError(
-            f"{where}: no tokenizer.ggml.pre of GGUF files has its patterns; need a folder as output, or an adapter"
-            " (PEFT)"
+            f"{where}: no tokenizer.ggml.pre of GGUF files has its patterns; need an adapter (PEFT), or a"
+            " merge into a folder"
         )
     if len(tokenizer.first_ids) > 1 or len(tokenizer.last_ids) > 1:
         raise FileError(f"{where}: puts several tokens before or after a text; need at most one for a GGUF file")
