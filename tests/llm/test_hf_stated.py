@@ -59,6 +59,12 @@ def test_marks_of_added_tokens_are_noted(mark: str, tmp_path: Path) -> None:
     assert "<|end|>" in note
 
 
+def test_normalized_tokens_are_noted(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "prepend")
+    without_marks(tmp_path, normalized=True)
+    assert "tokenizer (normalized of added tokens): " in note_of(tmp_path)
+
+
 @pytest.mark.parametrize("form", ["first", "metaspace", "gpt-2"])
 def test_spaces_before_a_text_are_noted(form: str, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, form)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Engine
 
 from gradloom.llm import hf_tokenizer
 from gradloom.llm.hf_tokenizer import FolderTokenizer
@@ -58,6 +59,22 @@ def test_parts_and_blocks_join_to_the_whole(pair: tuple[FolderTokenizer, Any], m
         assert ours.encode(RenderedText(text), bos=False) == expected, text
         whole = np.concatenate([*ours.encode_stream(list(text), bos=False), np.zeros(0, np.int32)])
         assert whole.tolist() == expected, text
+
+
+@pytest.mark.parametrize("form", ["prepend", "gemma", "qwen2", "gpt-2"])
+def test_normalized_tokens_are_found_in_the_normalized_text(form: str, tmp_path: Path) -> None:
+    """Behind Prepend, this is the start of a word only."""
+    write_tokenizer(tmp_path, form)
+    path = tmp_path / "tokenizer.json"
+    given = json.loads(path.read_text())
+    for token in given["added_tokens"]:
+        token["normalized"] = not token["special"]
+    path.write_text(json.dumps(given))
+    ours, theirs = open_tokenizer(tmp_path), Engine.from_file(str(path))
+    for text in texts(300, 3):
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, bos=False) == expected, text
+        assert ours.encode(RenderedText(text), bos=False) == expected, text
 
 
 FLAGS: list[dict[str, Any]] = [{f"add_{name}_token": flag} for name in ("bos", "eos") for flag in (True, False)]

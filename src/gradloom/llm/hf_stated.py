@@ -68,7 +68,7 @@ def _unstated(tokenizer: FolderTokenizer, added: bool) -> list[str]:
         parts.append(f"prepend_scheme {file.prefix}")
     if tokenizer.last_ids not in ([], [tokenizer.eos]) and tokenizer.eos is not None:
         parts.append("a last token that is not eos")
-    marks = _marks(file.added, bool(kinds)) if added else []
+    marks = _marks(file.added, bool(file.steps("normalizer"))) if added else []
     return [*parts, f"{', '.join(marks)} of added tokens"] if marks else parts
 
 

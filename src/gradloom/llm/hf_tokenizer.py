@@ -31,7 +31,7 @@ from .bpe import (
     id_array,
     pieces_of,
 )  # fmt: skip
-from .hf_tokenizer_file import TokenizerFile
+from .hf_tokenizer_file import Added, TokenizerFile
 from .special_tokens import (
     BYTE,
     CONTROL,
@@ -89,7 +89,8 @@ class FolderTokenizer(Tokenizer):
         self._engines: dict[int, Any] = {}
         need_left(MODEL_BYTES + TOKEN_BYTES * (self.vocab_size + file.merge_count), f"{self._where}the tokenizer")
         self._added = {token.content: token for token in file.added}
-        texts = sorted(self._added, key=len, reverse=True)
+        # engines find the others, in the normalized text
+        texts = sorted((t.content for t in file.added if not _is_normalized(t, file)), key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, texts))) if texts else None
 
     def _find_ends(self) -> None:
@@ -257,6 +258,11 @@ class FolderTokenizer(Tokenizer):
                 yield joined([ids[s[0]][s[1]] if isinstance(s, tuple) else s for s in steps])
         if around[1]:
             yield id_array(around[1])
+
+
+def _is_normalized(token: Added, file: TokenizerFile) -> bool:
+    """Whether the package looks for this token after the normalizer; engines without control tokens do so, too."""
+    return token.normalized and not token.special and bool(file.steps("normalizer"))
 
 
 def _is_plain(text: str, begin: int, end: int) -> bool:
