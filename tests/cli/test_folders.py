@@ -42,6 +42,26 @@ def test_info_plan_evaluate_generate(places: tuple[str, str], capsys: pytest.Cap
     assert capsys.readouterr().out.startswith("The")
 
 
+def test_info_names_a_tokenizer_that_is_not_supported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_folder(tmp_path / "model")
+    path = model / "tokenizer.json"
+
+    def shown() -> tuple[str, str | None]:
+        assert main(["info", str(model), "--json"]) == 0
+        out = capsys.readouterr().out
+        return out, json.loads(out[out.index("\n{") :])["tokenizer_problem"]
+
+    out, problem = shown()
+    assert problem is None and "not supported" not in out
+    given = json.loads(path.read_text())
+    path.write_text(json.dumps(given | {"model": given["model"] | {"type": "Unigram"}}))
+    out, problem = shown()
+    assert problem == f"{path}: model.type is 'Unigram', which is not supported; need BPE"
+    assert f"the tokenizer is not supported: {problem}" in out
+    path.unlink()
+    assert "has no tokenizer.json" in (shown()[1] or "")
+
+
 def test_an_adapter_is_equal_in_both_forms(places: tuple[str, str], tmp_path: Path, capsys: object) -> None:
     """GGUF files of llama permute rows of q and k; PEFT's folder names the base by its path."""
     model, text = places

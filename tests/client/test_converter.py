@@ -177,7 +177,8 @@ def test_biases_that_llama_cpp_does_not_load(made: dict[str, Made], name: str, t
         with pytest.raises(FileError, match="wrong number of tensors"):
             their_logits(path, np.zeros(1, np.int32))
     folder = folders.write(tmp_path / "model", name, made[name].model)
-    assert convert(folder, tmp_path / "model.gguf", "f32").notes == [UNLOADED[name]]
+    (note,) = convert(folder, tmp_path / "model.gguf", "f32").notes
+    assert note.endswith(UNLOADED[name])  # behind a report of its tokenizer
 
 
 @pytest.mark.parametrize("name", folders.CASES)

@@ -76,3 +76,19 @@ def write_tokenizer(folder: Path, form: str, size: int = 500, **settings: Any) -
     given = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": {"content": "<unk>"}, "chat_template": CHAT}
     (folder / "tokenizer_config.json").write_text(json.dumps(given | settings))
     return made
+
+
+def edit_tokenizer(folder: Path, **changes: Any) -> None:
+    """Replace parts of a tokenizer.json."""
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def without_marks(folder: Path, **changes: Any) -> None:
+    """Remove the marks of added tokens, of which GGUF files have none; `changes` are marks of <|end|>."""
+    path = folder / "tokenizer.json"
+    given = json.loads(path.read_text())
+    for token in given["added_tokens"]:
+        token |= {"lstrip": False, "rstrip": False, "single_word": False}
+        token |= changes if token["content"] == "<|end|>" else {}
+    path.write_text(json.dumps(given))

@@ -22,7 +22,7 @@ from gradloom.llm.hf_export import GgufView  # noqa: E402
 from gradloom.llm.hf_folder import HFFolder  # noqa: E402
 from gradloom.llm.tokenizer import Tokenizer  # noqa: E402
 from tests.llm import transformers_models as theirs  # noqa: E402
-from tests.llm.hf_tokenizers import write_tokenizer  # noqa: E402
+from tests.llm.hf_tokenizers import without_marks, write_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.oracle
 Pair = tuple[theirs.Case, Any, Path]
@@ -262,6 +262,7 @@ def test_biases_that_llama_cpp_does_not_load_are_noted(tmp_path: Path, name: str
     case = theirs.FOLDER_CASES[name]
     folder = save(theirs.model(case._replace(settings=case.settings | {bias: True})), tmp_path / "model")
     write_tokenizer(folder, "gpt-2", 300)
+    without_marks(folder)
     note = GgufView(HFFolder(folder)).note()
     assert note == (f"llama.cpp does not load files of {name} with {unread}" if unread else "")
 
@@ -283,6 +284,7 @@ def test_tokens_that_end_a_reply_are_in_the_gguf_file(tmp_path: Path, ends: list
 def test_what_a_gguf_file_does_not_state_is_noted(tmp_path: Path, name: str) -> None:
     folder = save(theirs.model(theirs.FOLDER_CASES[name]), tmp_path / "model")
     write_tokenizer(folder, "gpt-2", 300)
+    without_marks(folder)
     note = GgufView(HFFolder(folder)).note()
     listed = UNSTATED.get(name, "")
     assert f"this model's {listed}: " in note if listed else note == "", note

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Engine
 
 from gradloom.llm import hf_tokenizer
 from gradloom.llm.hf_tokenizer import FolderTokenizer
@@ -59,17 +61,50 @@ def test_parts_and_blocks_join_to_the_whole(pair: tuple[FolderTokenizer, Any], m
         assert whole.tolist() == expected, text
 
 
+@pytest.mark.parametrize("form", ["prepend", "gemma", "qwen2", "gpt-2"])
+def test_normalized_tokens_are_found_in_the_normalized_text(form: str, tmp_path: Path) -> None:
+    """Behind Prepend, this is the start of a word only."""
+    write_tokenizer(tmp_path, form)
+    path = tmp_path / "tokenizer.json"
+    given = json.loads(path.read_text())
+    for token in given["added_tokens"]:
+        token["normalized"] = not token["special"]
+    path.write_text(json.dumps(given))
+    ours, theirs = open_tokenizer(tmp_path), Engine.from_file(str(path))
+    for text in texts(300, 3):
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, bos=False) == expected, text
+        assert ours.encode(RenderedText(text), bos=False) == expected, text
+
+
+FLAGS: list[dict[str, Any]] = [{f"add_{name}_token": flag} for name in ("bos", "eos") for flag in (True, False)]
+
+
 @pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, (True, False)), ({"add_eos_token": False}, (True, False)), ({"add_eos_token": True}, (True, True)),
-        ({"add_bos_token": False}, (False, False)), ({"add_bos_token": True}, (True, False)),
-    ],
-)  # fmt: skip
-def test_flags_change_their_own_side_of_the_template(
-    settings: dict[str, bool], expected: tuple[bool, bool], tmp_path: Path
-) -> None:
-    write_tokenizer(tmp_path, "llama-bpe", **settings)
-    ours = open_tokenizer(tmp_path)
-    ids = list(ours.encode("a b"))
-    assert (ids[0] == ours.bos, ids[-1] == ours.eos) == expected
+    "settings", [{}, *FLAGS, {"bos_token": None}, {"bos_token": "<absent>"}, {"bos_token": "</s>"}]
+)
+@pytest.mark.parametrize("form", ["llama-bpe", "gpt-2"])
+def test_settings_do_not_change_the_tokens_around_a_text(form: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """A post-processor adds <s> in the first form only."""
+    made = write_tokenizer(tmp_path, form, **settings)
+    ours = open_tokenizer(tmp_path, bos_token_id=1)
+    for text in ("a b", "", "<s> a"):
+        assert ours.encode(text) == made.encode(text).ids
+    assert ours.encode_batch(["a b"])[0].tolist() == made.encode("a b").ids
+    assert np.concatenate([*ours.encode_stream(["a", " b"])]).tolist() == made.encode("a b").ids
+    if ours.add_bos:
+        assert ours.encode("a b", bos=True) == made.encode("a b").ids
+        assert ours.begins_with_bos("<s> a")
+
+
+@pytest.mark.parametrize("kind", [None, "LlamaTokenizerFast", "PreTrainedTokenizerFast", "Qwen2TokenizerFast"])
+@pytest.mark.parametrize("settings", FLAGS)
+def test_settings_do_not_change_the_ids_of_transformers(kind: str | None, settings: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    write_tokenizer(tmp_path, "qwen2" if kind == "Qwen2TokenizerFast" else "llama-bpe", **settings)
+    given = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    given |= {"unk_token": "<unk>", "pad_token": None} | ({"tokenizer_class": kind} if kind else {})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    assert open_tokenizer(tmp_path).encode("The quick a b") == theirs("The quick a b").input_ids

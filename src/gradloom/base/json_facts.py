@@ -55,6 +55,7 @@ INFO_GGUF = Document(
             Key("chat_template", bool, "whether the file has a chat template"),
             Key("file_type", str | None, "name of the mixture of types; null if missing"),
             Key("supported", bool, "whether gradloom runs this architecture"),
+            Key("tokenizer_problem", str | None, "why a folder's tokenizer is not supported; null if it is"),
         ),
         Key("metadata", dict[str, Any], "all metadata; arrays of more than 64 items as `count` and `first`"),
         Key("tensors", [_TENSOR], "all tensors"),

@@ -111,6 +111,7 @@ def describe(file: ModelFile) -> dict[str, Any]:
         facts["chat_template"] = "tokenizer.chat_template" in metadata
         facts["file_type"] = _file_type(metadata.get("general.file_type"))
         facts["supported"] = _supported(str(architecture))
+        facts["tokenizer_problem"] = _tokenizer_problem(file)
     facts["metadata"] = {key: _value(metadata, key) for key in metadata}
     facts["tensors"] = [
         {"name": t.name, "type": t.kind, "shape": list(t.shape), "offset": t.offset, "bytes": t.bytes}
@@ -136,6 +137,19 @@ def _supported(architecture: str) -> bool:
     from ..llm import families
 
     return architecture in families.names()
+
+
+def _tokenizer_problem(file: ModelFile) -> str | None:
+    """The error of the tokenizer files of a Hugging Face folder; None without one, and for a GGUF file."""
+    from ..base.errors import FileError
+    from ..llm.hf_folder import HFFolder
+
+    try:
+        if isinstance(file, HFFolder):
+            file.tokenizer_file.around()
+    except FileError as error:
+        return str(error)
+    return None
 
 
 def _value(metadata: Mapping[str, Any], key: str) -> Any:
@@ -210,6 +224,8 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             lines.append((title, ", ".join(shown)))
     if facts["kind"] == "model" and not facts["supported"]:
         lines.append(("note", "gradloom does not run this architecture"))
+    if facts["tokenizer_problem"]:
+        lines.append(("note", f"the tokenizer is not supported: {facts['tokenizer_problem']}"))
     return lines
 
 

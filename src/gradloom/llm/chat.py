@@ -160,7 +160,8 @@ class ChatTemplate:
         tokenizer = self.tokenizer
         written = [np.full(part.size, flag) for part, flag in zip(ids, flags, strict=True)]
         if tokenizer.add_bos and not tokenizer.begins_with_bos(first):
-            ids, written = [np.array([tokenizer.bos], np.int32), *ids], [np.array([False]), *written]
+            begin = np.array(tokenizer.first_ids, np.int32)
+            ids, written = [begin, *ids], [np.zeros(begin.size, bool), *written]
         tokens, mask = np.concatenate(ids).astype(np.int32), np.concatenate(written).astype(bool)
         if tokens.size and mask[-1] and tokenizer.eos is not None and int(tokens[-1]) not in tokenizer.end_ids:
             tokens, mask = np.append(tokens, np.int32(tokenizer.eos)), np.append(mask, True)

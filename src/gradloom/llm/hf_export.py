@@ -20,6 +20,7 @@ from ..files.gguf_types import PLAIN
 from .adapter_peft import heads_of
 from .config import Config, Keys, Rope, read_config
 from .hf_folder import HFFolder
+from .hf_stated import unstated_tokenizer
 from .hf_tokenizer import FolderTokenizer
 from .special_tokens import BYTE, UNUSED, USER_DEFINED
 
@@ -34,15 +35,17 @@ class GgufView:
     def __init__(self, folder: HFFolder) -> None:
         self.folder, self.path = folder, folder.path
         rows = folder.tensor("token_embd.weight").shape[0]
-        self.fields: dict[str, Field] = folder.fields | tokenizer_fields(folder.tokenizer(rows), rows)
+        self._tokenizer = folder.tokenizer(rows)
+        self.fields: dict[str, Field] = folder.fields | tokenizer_fields(self._tokenizer, rows)
         self.metadata = Metadata(self.fields)
         self.tensors = {name: _as_vector(tensor) for name, tensor in folder.tensors.items()}
         self._last: tuple[str, np.ndarray] | None = None
 
     def note(self) -> str:
-        """Properties of the model that its GGUF file does not state, and tensors that llama.cpp does not load, in one
-        line; "" if there are none."""
-        return "; ".join(part for part in (self._unstated(), self._unread()) if part)
+        """Properties of the model and its tokenizer that its GGUF file does not state, and tensors that llama.cpp does
+        not load, in one line; "" if there are none."""
+        parts = (self._unstated(), unstated_tokenizer(self._tokenizer, self.metadata), self._unread())
+        return "; ".join(part for part in parts if part)
 
     def _unstated(self) -> str:
         shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
@@ -135,11 +138,14 @@ def tokenizer_fields(tokenizer: FolderTokenizer, rows: int) -> dict[str, Field]:
     spm = tokenizer.kind == "spm"
     if not spm and not tokenizer.pre:
         raise FileError(
-            f"{where}: no tokenizer.ggml.pre of GGUF files has its patterns; need an adapter (PEFT) instead"
+            f"{where}: no tokenizer.ggml.pre of GGUF files has its patterns; need an adapter (PEFT), or a"
+            " merge into a folder"
         )
     if len(tokenizer.first_ids) > 1 or len(tokenizer.last_ids) > 1:
-        raise FileError(f"{where}: puts several tokens before a text; need at most one for a GGUF file")
+        raise FileError(f"{where}: puts several tokens before or after a text; need at most one for a GGUF file")
     more = rows - tokenizer.vocab_size
+    bos = (*tokenizer.first_ids, tokenizer.bos)[0]
+    eos = (*tokenizer.last_ids, None)[0] if tokenizer.eos is None else tokenizer.eos
     pieces = [*tokenizer.pieces, *(f"[PAD{i}]" for i in range(tokenizer.vocab_size, rows))]
     types = np.concatenate([tokenizer.types, np.full(more, UNUSED, np.int32)])
     values: dict[str, Any] = {
@@ -158,7 +164,7 @@ def tokenizer_fields(tokenizer: FolderTokenizer, rows: int) -> dict[str, Field]:
         values["pre"] = field("string", tokenizer.pre)
         values["merges"] = field("array", [f"{a} {b}" for a, b in file.model.merges], "string")
     for key, token in (
-        ("bos", tokenizer.bos), ("eos", tokenizer.eos), ("unknown", tokenizer.unk), ("padding", tokenizer.pad),
+        ("bos", bos), ("eos", eos), ("unknown", tokenizer.unk), ("padding", tokenizer.pad),
         *_ends(tokenizer),
     ):  # fmt: skip
         if token is not None:

@@ -31,7 +31,7 @@ from .bpe import (
     id_array,
     pieces_of,
 )  # fmt: skip
-from .hf_tokenizer_file import TokenizerFile
+from .hf_tokenizer_file import Added, TokenizerFile
 from .special_tokens import (
     BYTE,
     CONTROL,
@@ -89,7 +89,8 @@ class FolderTokenizer(Tokenizer):
         self._engines: dict[int, Any] = {}
         need_left(MODEL_BYTES + TOKEN_BYTES * (self.vocab_size + file.merge_count), f"{self._where}the tokenizer")
         self._added = {token.content: token for token in file.added}
-        texts = sorted(self._added, key=len, reverse=True)
+        # engines find the others, in the normalized text
+        texts = sorted((t.content for t in file.added if not _is_normalized(t, file)), key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, texts))) if texts else None
 
     def _find_ends(self) -> None:
@@ -97,7 +98,7 @@ class FolderTokenizer(Tokenizer):
         self.pre = file.pre
         self.bos, self.eos, self.unk, self.pad = (file.named(name) for name in ("bos", "eos", "unk", "pad"))
         self.sep = file.named("sep")
-        self.first_ids, self.last_ids = file.around(self.bos, self.eos)
+        self.first_ids, self.last_ids = file.around()
         self.add_bos, self.add_eos = bool(self.first_ids), bool(self.last_ids)
         self.eot = next((self._ids[t] for t in TURN_ENDS if t in self._ids), None)
         self.eom = self._ids.get("<|eom_id|>")
@@ -121,10 +122,6 @@ class FolderTokenizer(Tokenizer):
         return f"Tokenizer({self.vocab_size} tokens, {kind}, bos {self.bos}, eos {self.eos})"
 
     # -- text to ids ---------------------------------------------------------------------------------------------
-
-    def _around(self, bos: bool | None, eos: bool | None) -> tuple[list[int], list[int]]:
-        first, last = super()._around(bos, eos)
-        return self.first_ids if bos is None else first, self.last_ids if eos is None else last
 
     def encode_parts(self, texts: Sequence[Sequence[str]], special: bool = True) -> list[list[np.ndarray]]:
         """Ids of texts in parts, i32 for each part, without bos and eos.
@@ -245,7 +242,7 @@ class FolderTokenizer(Tokenizer):
     ) -> Iterator[np.ndarray]:
         """Ids of one long text in blocks of any size, as i32 arrays. Concatenated, they are the result of encode for
         the whole text."""
-        around = self._around(bos, eos)
+        around = self.around(bos, eos)
         if around[0]:
             yield id_array(around[0])
         special = as_bool("special", special)
@@ -261,6 +258,11 @@ class FolderTokenizer(Tokenizer):
                 yield joined([ids[s[0]][s[1]] if isinstance(s, tuple) else s for s in steps])
         if around[1]:
             yield id_array(around[1])
+
+
+def _is_normalized(token: Added, file: TokenizerFile) -> bool:
+    """Whether the package looks for this token after the normalizer; engines without control tokens do so, too."""
+    return token.normalized and not token.special and bool(file.steps("normalizer"))
 
 
 def _is_plain(text: str, begin: int, end: int) -> bool:

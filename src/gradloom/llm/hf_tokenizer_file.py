@@ -39,6 +39,7 @@ class Added:
     single_word: bool
     lstrip: bool
     rstrip: bool
+    normalized: bool
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class TokenizerFile:
             if type(number) is not int or not 0 <= number < 1 << 24 or not isinstance(content, str) or not content:
                 self._fail(f"added_tokens has {one_line(token)}", "an id and a content")
             assert content is not None
-            marks = [token.get(key, False) for key in ("special", "single_word", "lstrip", "rstrip")]
+            marks = [token.get(key, False) for key in ("special", "single_word", "lstrip", "rstrip", "normalized")]
             if not all(isinstance(mark, bool) for mark in marks):
                 self._fail(f"added_tokens has {one_line(token)}", "true or false for its marks")
             if taken.setdefault(number, content) != content or self.model.vocab.get(content, number) != number:
@@ -267,18 +268,9 @@ class TokenizerFile:
         key = "eos_token_id"
         return self._id_list(self._generation.get(key, self._config_ids.get(key)))
 
-    def around(self, bos: int | None, eos: int | None) -> tuple[list[int], list[int]]:
-        """The ids before and after a text: those of the post-processor, unless add_bos_token, add_eos_token differ."""
-        around = self._of_template()
-        for side, (name, token) in enumerate((("bos", bos), ("eos", eos))):
-            flag = self._settings.get(f"add_{name}_token")
-            if flag is False:
-                around[side].clear()
-            elif flag is True and not around[side] and token is not None:
-                around[side].append(token)
-        return around
-
-    def _of_template(self) -> tuple[list[int], list[int]]:
+    def around(self) -> tuple[list[int], list[int]]:
+        """The ids before and after a text, by the post-processor. transformers ignores add_bos_token and add_eos_token
+        of tokenizer_config.json where there is a tokenizer.json."""
         templates = [s for s in self.steps("post_processor") if s["type"] == "TemplateProcessing"]
         if not templates:
             return [], []

@@ -257,8 +257,8 @@ class JsonLines:
             tokens, written = self.chat.joined(ids, flags, texts[0])
             return tokens, np.ones(tokens.size, bool) if self.all else written
         pair = len(texts) == 2
-        first = [tokenizer.bos] if tokenizer.add_bos else []
-        last = [tokenizer.eos] if tokenizer.eos is not None and (pair or tokenizer.add_eos) else []
+        first = tokenizer.first_ids
+        last = [tokenizer.eos] if pair and tokenizer.eos is not None else tokenizer.last_ids
         if not pair and not ids[0].size:
             first, last = [], []
         tokens = np.concatenate([np.array(first, np.int32), *ids, np.array(last, np.int32)])

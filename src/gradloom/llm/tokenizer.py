@@ -58,6 +58,7 @@ class Tokenizer(AttributeHints):
     end_ids   ids that end a generation: eos, eot and other known ones
     turn_ends the texts of those that end a chat's turn
     add_bos, add_eos   defaults of encode()
+    first_ids, last_ids   the ids that these add
 
     Raises FileError for metadata that does not describe a tokenizer.
     """
@@ -115,6 +116,8 @@ class Tokenizer(AttributeHints):
 
         self.add_bos = flag("add_bos_token", self.kind == "spm" or pre.add_bos) and self.bos is not None
         self.add_eos = flag("add_eos_token", False) and self.eos is not None
+        self.first_ids = [self.bos] if self.add_bos and self.bos is not None else []
+        self.last_ids = [self.eos] if self.add_eos and self.eos is not None else []
         self.add_space_prefix = self.kind == "spm" and flag("add_space_prefix", True)
         template = metadata.get("tokenizer.chat_template")
         self.chat_template: str | None = template if isinstance(template, str) and template else None
@@ -213,7 +216,7 @@ class Tokenizer(AttributeHints):
         self, texts: Sequence[str], special: bool = True, bos: bool | None = None, eos: bool | None = None
     ) -> list[np.ndarray]:
         """Ids of several texts, i32 each; options as in encode. Large batches use every core."""
-        first, last = self._around(bos, eos)
+        first, last = self.around(bos, eos)
         first_ids, last_ids = np.array(first, np.int32), np.array(last, np.int32)
         encoded = self.encode_parts([(text,) for text in texts], as_bool("special", special))
         return [np.concatenate([first_ids, *parts, last_ids]) for parts in encoded]
@@ -242,7 +245,7 @@ class Tokenizer(AttributeHints):
 
         Concatenated, they are the result of encode for the whole text.
         """
-        first, last = self._around(bos, eos)
+        first, last = self.around(bos, eos)
         if first:
             yield np.array(first, dtype=np.int32)
         known = self._special if special else self._defined
@@ -278,24 +281,27 @@ class Tokenizer(AttributeHints):
 
     def begins_with_bos(self, text: str) -> bool:
         """Whether encode reads the first characters of a text as the bos token."""
-        if self.bos is None or not text.startswith(self.pieces[self.bos]):
-            return False
-        return not isinstance(text, RenderedText) or text.plain[0] >= len(self.pieces[self.bos])
+        pieces = [self.pieces[i] for i in (self.bos, *self.first_ids[:1]) if i is not None]
+        written = [len(piece) for piece in pieces if text.startswith(piece)]
+        return bool(written) and (not isinstance(text, RenderedText) or text.plain[0] >= min(written))
 
     def is_special(self, token: int) -> bool:
         """True for control tokens and the unknown token, which are not text."""
         return bool(self._types[self._checked_id(token)] in (CONTROL, UNKNOWN))
 
-    def _around(self, bos: bool | None, eos: bool | None) -> tuple[list[int], list[int]]:
+    def around(self, bos: bool | None, eos: bool | None) -> tuple[list[int], list[int]]:
+        """The ids before and after a text, for these arguments of encode."""
         around: list[list[int]] = []
         for what, wanted, default, token in (
-            ("bos", bos, self.add_bos, self.bos),
-            ("eos", eos, self.add_eos, self.eos),
+            ("bos", bos, self.first_ids, self.bos),
+            ("eos", eos, self.last_ids, self.eos),
         ):
-            wanted = default if wanted is None else as_bool(what, wanted)
-            if wanted and token is None:
+            if wanted is None or not as_bool(what, wanted):
+                around.append(default if wanted is None else [])
+            elif not default and token is None:
                 raise SettingError(f"{what}=True: this tokenizer has no {what} token; need {what}=False")
-            around.append([token] if wanted and token is not None else [])
+            else:
+                around.append(default or [token])  # type: ignore[list-item]
         return around[0], around[1]
 
     def _queue(self, text: str, special: bool, last: int, jobs: list[str]) -> tuple[list[int], int]:
