@@ -132,3 +132,28 @@ def test_an_adapter_is_not_written_into_the_model(places: tuple[str, str], capsy
     before = sorted(os.listdir(model))
     assert main(["finetune", model, text, *TRAINING, "--out", f"{model}/."]) == 2
     assert "must be another folder than the model's" in capsys.readouterr().err and sorted(os.listdir(model)) == before
+
+
+def test_a_folder_may_have_dots_in_its_name(
+    places: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of models have version numbers; endings of other files stay errors."""
+    model, text = places
+    adapter = str(tmp_path / "Qwen2.5-0.5B-lora")
+    assert main(["finetune", model, text, "--out", adapter, *TRAINING, "--checkpoint-every", "1step"]) == 0
+    assert sorted(os.listdir(tmp_path)) == ["Qwen2.5-0.5B-lora", "Qwen2.5-0.5B-lora.run"]
+    assert main(["finetune", "--resume", "--out", adapter]) == 0
+    assert main(["rerun", f"{adapter}.run"]) == 0
+    assert (tmp_path / "Qwen2.5-0.5B-lora-again" / "adapter_config.json").exists()
+    for out in ("Llama-3.2-1B-merged", "merged.v2", "merged."):
+        assert main(["merge", model, adapter, "-o", str(tmp_path / out)]) == 0
+        assert (tmp_path / out / "config.json").exists()
+        assert main(["info", str(tmp_path / out)]) == 0
+    capsys.readouterr()
+    before = sorted(os.listdir(tmp_path))
+    for ending in ("safetensors", "bin", "GGUF", "gguff", "json", "tar.gz", "run"):
+        assert main(["merge", model, adapter, "-o", str(tmp_path / f"out.{ending}")]) == 2
+        assert "is written as FILE.gguf" in capsys.readouterr().err
+        assert main(["finetune", model, text, "--out", str(tmp_path / f"out.{ending}"), *TRAINING]) == 2
+        assert "must be FILE.gguf (for llama.cpp) or a folder (for PEFT)" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == before

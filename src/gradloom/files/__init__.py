@@ -4,7 +4,7 @@ from .arrays import load_arrays, load_metadata, need_finite, save_arrays
 from .atomic import atomic_path, atomic_write, claim, read_together, together
 from .gguf import GGUF, open_gguf
 from .gguf_writer import write_gguf
-from .targets import check_target, refuse_input
+from .targets import check_target, names_folder, refuse_input
 
 __all__ = [
     "GGUF",
@@ -14,6 +14,7 @@ __all__ = [
     "claim",
     "load_arrays",
     "load_metadata",
+    "names_folder",
     "need_finite",
     "open_gguf",
     "read_together",

@@ -19,7 +19,7 @@ from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
 from ..base.extras import need_llm
 from ..base.habits import hinted
-from ..files import check_target, refuse_input, write_gguf
+from ..files import check_target, names_folder, refuse_input, write_gguf
 from ..files.gguf import GGUF
 from ..files.gguf_fields import Field
 from ..files.gguf_fields import field as gguf_field
@@ -90,7 +90,7 @@ def merge(
     need_llm()
     read = [model_path, *files_given(adapter_path)]
     refuse_input(out_path, *read)
-    if Path(out_path).suffix == "" and os.path.isdir(model_path):
+    if names_folder(out_path) and os.path.isdir(model_path):
         return _merged_folder(HFFolder(model_path), adapter_path, out_path, kind)
     if Path(out_path).suffix != ".gguf":
         raise SettingError(f"{out_path}: a merged model is written as FILE.gguf; requires that ending")
