@@ -17,11 +17,11 @@ _KINDS = {
 }  # fmt: skip
 
 # endings of files; any other name without .gguf is that of a folder (Llama-3.2-1B-merged, merged.v2)
-_FILES = frozenset(
-    ".gguf .ggml .ggu .ggf .guf .gugf .gguff .ggguf .safetensors .bin .pt .pth .ckpt .onnx .h5 .keras .msgpack .pkl "
-    ".pickle .npz .npy .json .jsonl .csv .tsv .parquet .txt .md .log .toml .yaml .yml .zip .tar .tgz .gz .bz2 .xz "
-    ".zst .7z .run".split()
-)
+_FILES = frozenset([
+    ".gguf", ".ggml", ".ggu", ".ggf", ".guf", ".gugf", ".gguff", ".safetensors", ".bin", ".pt", ".pth", ".ckpt",
+    ".onnx", ".h5", ".keras", ".pkl", ".pickle", ".npz", ".npy", ".json", ".jsonl", ".csv", ".tsv", ".parquet",
+    ".txt", ".md", ".log", ".toml", ".yaml", ".yml", ".zip", ".tar", ".gz", ".bz2", ".xz", ".zst", ".7z", ".run",
+])  # fmt: skip
 
 
 def names_folder(path: str | os.PathLike[str]) -> bool:
