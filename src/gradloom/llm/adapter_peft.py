@@ -1,8 +1,8 @@
 """Adapters as folders for PEFT: adapter_model.safetensors and adapter_config.json.
 
 Names are those of Hugging Face's modules. In models that also see images the decoder is a part of its own:
-`model.language_model` in transformers' classes, whatever the names of the stored tensors are. Families with interleaved pairs (llama) permute the rows of q and k in GGUF
-files, so the rows of B of q and k are permuted too.
+`model.language_model` in transformers' classes, whatever the names of the stored tensors are. Families with interleaved
+pairs (llama) permute the rows of q and k in GGUF files, so the rows of B of q and k are permuted too.
 """
 
 from __future__ import annotations
