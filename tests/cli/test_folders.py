@@ -5,6 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +16,7 @@ import pytest
 
 from gradloom.cli.main import main
 from gradloom.cli.saved_settings import digest
-from gradloom.files import load_arrays, open_gguf
+from gradloom.files import claim, load_arrays, open_gguf
 from gradloom.llm import LoRA, load
 from tests.llm.other_program import use
 from tests.llm.random_folders import HEADS, KV_HEADS, write_folder
@@ -152,3 +156,108 @@ def test_an_adapter_is_not_written_into_the_model(places: tuple[str, str], capsy
     before = sorted(os.listdir(model))
     assert main(["finetune", model, text, *TRAINING, "--out", f"{model}/."]) == 2
     assert "must be another folder than the model's" in capsys.readouterr().err and sorted(os.listdir(model)) == before
+
+
+def test_a_folder_may_have_dots_in_its_name(
+    places: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of models have version numbers; endings of other files stay errors."""
+    model, text = places
+    adapter = str(tmp_path / "Qwen2.5-0.5B-lora")
+    assert main(["finetune", model, text, "--out", adapter, *TRAINING, "--checkpoint-every", "1step"]) == 0
+    assert sorted(os.listdir(tmp_path)) == ["Qwen2.5-0.5B-lora", "Qwen2.5-0.5B-lora.run"]
+    assert main(["finetune", "--resume", "--out", adapter]) == 0
+    assert main(["rerun", f"{adapter}.run"]) == 0
+    assert (tmp_path / "Qwen2.5-0.5B-lora-again" / "adapter_config.json").exists()
+    for out in ("Llama-3.2-1B-merged", "merged.v2", "merged."):
+        assert main(["merge", model, adapter, "-o", str(tmp_path / out)]) == 0
+        assert (tmp_path / out / "config.json").exists()
+        assert main(["info", str(tmp_path / out)]) == 0
+    capsys.readouterr()
+    before = sorted(os.listdir(tmp_path))
+    for ending in ("safetensors", "bin", "GGUF", "gguff", "json", "tar.gz", "run"):
+        assert main(["merge", model, adapter, "-o", str(tmp_path / f"out.{ending}")]) == 2
+        assert "is written as FILE.gguf" in capsys.readouterr().err
+        assert main(["finetune", model, text, "--out", str(tmp_path / f"out.{ending}"), *TRAINING]) == 2
+        assert "must be FILE.gguf (for llama.cpp) or a folder (for PEFT)" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+KILLED = """
+import os, signal, sys
+left, replace = int(sys.argv[1]), os.replace
+def counted(*names):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return replace(*names)
+os.replace = counted
+from gradloom.cli.main import main
+main(sys.argv[2:])
+"""
+
+
+def bytes_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def trained(places: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
+    """(model, adapter, merged folder)"""
+    model, text = places
+    root = tmp_path_factory.mktemp("trained")
+    assert main(["finetune", model, text, "--out", str(root / "adapter"), *TRAINING]) == 0
+    assert main(["merge", model, str(root / "adapter"), "-o", str(root / "merged")]) == 0
+    return model, str(root / "adapter"), root / "merged"
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_killed_merge_into_a_folder_is_repeated(
+    trained: tuple[str, str, Path], tmp_path: Path, capsys: object, moves: int
+) -> None:
+    """Killed before the change is committed, before its files are moved, and when one is: no file of it stays."""
+    model, adapter, merged = trained
+    other, out = tmp_path / "model", tmp_path / "merged"
+    shutil.copytree(model, other)
+    (other / "special_tokens_map.json").write_text("{}")
+    words = ["merge", str(other), adapter, "-o", str(out)]
+    done = subprocess.run([sys.executable, "-c", KILLED, str(moves), *words], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    names = os.listdir(out)
+    assert ".gradloom.lock" in names and (".gradloom.commit" in names) == (moves > 0)
+    assert sum(not name.startswith(".") for name in names) == max(moves - 1, 0)
+    assert main(["merge", model, adapter, "-o", str(out)]) == 0
+    assert bytes_in(out) == bytes_in(merged)
+
+
+def test_folders_that_a_merge_does_not_fill(
+    trained: tuple[str, str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, adapter, merged = trained
+    out = tmp_path / "out"
+    out.mkdir()
+    assert main(["merge", model, adapter, "-o", f"{out}/"]) == 0
+    assert bytes_in(out) == bytes_in(merged)
+    capsys.readouterr()
+    for path in (out, Path(model)):
+        before = bytes_in(path)
+        assert main(["merge", model, adapter, "-o", str(path)]) == 2
+        need = "need a new folder or an empty one: choose another name, or remove it first"
+        assert capsys.readouterr().err == f"gradloom: {path}: is a folder with files ({min(before)}); {need}\n"
+        assert bytes_in(path) == before
+    (tmp_path / "file").write_text("notes")
+    assert main(["merge", model, adapter, "-o", str(tmp_path / "file")]) == 2
+    assert "is a file; need the name of a new folder" in capsys.readouterr().err
+    assert main(["merge", model, adapter, "-o", str(tmp_path / "none" / "out")]) == 2
+    assert "none does not exist" in capsys.readouterr().err and sorted(os.listdir(tmp_path)) == ["file", "out"]
+    part = out / ".gradloom.part.abcdefgh.config.json"
+    for path in out.iterdir():
+        path.unlink()
+    part.write_text("left")
+    bad = str(tmp_path / "no-adapter")
+    assert main(["merge", model, bad, "-o", str(out)]) != 0 and part.exists()
+    with claim(out, is_folder=True):
+        capsys.readouterr()
+        assert main(["merge", model, adapter, "-o", str(out)]) == 2
+        assert "another run" in capsys.readouterr().err

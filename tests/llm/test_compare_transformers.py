@@ -73,18 +73,7 @@ def test_every_family_agrees(tmp_path: Path, name: str) -> None:
 def test_the_text_model_of_one_that_sees_images(tmp_path: Path, name: str, text: str, image: str, tied: bool) -> None:
     """Its decoder is deeper in the model, and its class is not one of causal language models. Whether the embeddings
     are tied is in the outer configuration, whatever the inner one has."""
-    case = theirs.FOLDER_CASES[text]
-    inner = theirs.model(case).config
-    inner.tie_word_embeddings = tied
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = getattr(transformers, f"{image}VisionConfig")(**sizes, image_size=28, patch_size=14)
-    config = getattr(transformers, f"{name}Config")(
-        text_config=inner, vision_config=vision, tie_word_embeddings=True, image_token_id=5, image_token_index=5
-    )
-    made = getattr(transformers, f"{name}ForConditionalGeneration")(config)
-    with torch.no_grad():
-        for weight in made.model.language_model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.1)
+    made = theirs.seeing(name, text, image, tied)
     made.save_pretrained(tmp_path / "model")
     write_tokenizer(tmp_path / "model", "gpt-2", 300, **TOKENIZER)
     model = llm.load(tmp_path / "model")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 import gradloom as gl
 from gradloom import llm
+from gradloom.files import load_arrays, save_arrays
 from gradloom.llm.generate import Generator
 
 transformers = pytest.importorskip("transformers")
@@ -133,6 +135,58 @@ def adapted(model: Any, adapter: Any, given: np.ndarray) -> np.ndarray:
     tokens, positions = (gl.input(name, given.shape, "i32") for name in ("tokens", "positions"))
     places = np.broadcast_to(np.arange(given.shape[1], dtype=np.int32), given.shape)
     return gl.compile(model.logits(tokens, positions, adapter))(tokens=given, positions=places)[0]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("name", "text", "image"), [("Gemma3", "gemma3", "Siglip"), ("Mistral3", "mistral3", "Pixtral")]
+)
+def test_an_adapter_of_a_model_that_sees_images_fits_its_modules(
+    tmp_path: Path, name: str, text: str, image: str, tied: bool
+) -> None:
+    """Keys name modules of transformers' class, which are not those of the stored tensors; PEFT adapts no others."""
+    made = theirs.seeing(name, text, image, tied, tied).double().eval()
+    write_tokenizer(save(made, tmp_path / "model"), "gpt-2", 300)
+    model = llm.load(tmp_path / "model")
+    adapter = llm.LoRA(rank=3, alpha=6, targets="all" if tied else ["all", "token_embd", "output"])
+    adapter.bind(model)
+    draw = np.random.default_rng(1)
+    for p in (*adapter.a.values(), *adapter.b.values()):
+        p.stored.write(draw.normal(0, 0.1, p.shape).astype(np.float32))
+    adapter.save(tmp_path / "peft")
+    stored, _ = load_arrays(tmp_path / "peft" / "adapter_model.safetensors")
+    pairs: dict[str, dict[str, Any]] = {}
+    for key, array in stored.items():
+        path, half = re.fullmatch(r"base_model\.model\.(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?", key).groups()
+        pairs.setdefault(path, {})[half] = torch.tensor(array).double()
+    assert len(pairs) == len(adapter.b)
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    chosen = [n for n, _ in made.named_modules() if re.fullmatch(config["target_modules"], n)]
+    assert sorted(chosen) == sorted(pairs) and any(".vision_tower." in n for n, _ in made.named_modules())
+
+    given = ids(12)
+    plain, ours = expected_logits(made, given), adapted(model, adapter, given).reshape(*given.shape, -1)
+    with torch.no_grad():
+        for path, pair in pairs.items():
+            delta = 2 * pair["B"] @ pair["A"]
+            made.get_submodule(path).weight.add_(delta.T if path.endswith("embed_tokens") else delta)
+    expected = expected_logits(made, given)
+    same(ours, expected)
+    assert np.abs(expected - plain).max() > 1e-2 * np.abs(plain).max()
+    llm.merge(model.path, tmp_path / "peft", tmp_path / "model.gguf")
+    converted = llm.load(tmp_path / "model.gguf")
+    first = llm.LoRA.load(tmp_path / "peft", converted)
+    for inner, head in (("model.language_model.", "lm_head"), ("language_model.model.", "language_model.lm_head")):
+        arrays = {
+            k.replace("model.language_model.", inner).replace("lm_head", head): array for k, array in stored.items()
+        }
+        save_arrays(tmp_path / "peft" / "adapter_model.safetensors", arrays, {})
+        for base, expected_adapter in ((model, adapter), (converted, first)):
+            again = llm.LoRA.load(tmp_path / "peft", base)
+            for now, then in ((again.a, expected_adapter.a), (again.b, expected_adapter.b)):
+                assert now.keys() == then.keys()
+                for tensor, p in then.items():
+                    np.testing.assert_array_equal(now[tensor].stored.read(), p.stored.read())
 
 
 @pytest.mark.parametrize("name", ["llama, yarn", "llama3", "gemma3", "glm4", "phi3, longrope"])

@@ -221,3 +221,20 @@ def write(path: Path, case: Case, made: Any) -> Path:
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     kinds[type(value)](key, value)
+
+
+def seeing(name: str, text: str, image: str, tied: bool, outer: bool = True) -> Any:
+    """A small random model that sees images: `text` is the case of its decoder, `image` the class of its other part.
+    tied: in the configuration of the decoder; outer: in that of the whole, which decides."""
+    inner = model(FOLDER_CASES[text]).config
+    inner.tie_word_embeddings = tied
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = getattr(transformers, f"{image}VisionConfig")(**sizes, image_size=28, patch_size=14)
+    config = getattr(transformers, f"{name}Config")(
+        text_config=inner, vision_config=vision, tie_word_embeddings=outer, image_token_id=5, image_token_index=5
+    )
+    made = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    with torch.no_grad():
+        for weight in made.model.language_model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return made

@@ -68,7 +68,7 @@ def _prepare(
 ) -> tuple[Run, MemoryPlan]:
     """Everything up to the first step: read, planned, announced; what cannot be is refused. The place to write is
     claimed until `claimed` is closed."""
-    from ..files import claim
+    from ..files import claim, names_folder
     from ..llm.data_files import data_files
     from ..llm.finetune import Run
     from ..llm.lora import files_of_adapter
@@ -80,7 +80,7 @@ def _prepare(
     with agreed(ranks):
         if is_root(ranks):
             _check_place(use, *inputs_of(use))
-            is_folder = Path(use.out).suffix == ""
+            is_folder = names_folder(use.out)
             names = [file.name for file in files_of_adapter(use.out)] if is_folder else []
             claimed.enter_context(claim(use.out, is_folder, names))
         loaded = load(use.model)
@@ -112,12 +112,12 @@ def _prepare(
 def _check_place(use: Any, *inputs: str) -> None:
     """Check before the training that the output can be written there and replaces none of the inputs."""
     from ..base.errors import SettingError
-    from ..files import check_target, refuse_input
+    from ..files import check_target, names_folder, refuse_input
     from ..llm.lora import files_of_adapter
     from ..runs.files import OWN
 
     path = Path(use.out)
-    if path.suffix != ".gguf" and (path.suffix or use.method == "full"):
+    if path.suffix != ".gguf" and (not names_folder(path) or use.method == "full"):
         need = "FILE.gguf" if use.method == "full" else "FILE.gguf (for llama.cpp) or a folder (for PEFT)"
         raise SettingError(setting="out", seen=use.out, need=need)
     if path.is_dir() and os.path.isdir(use.model) and path.samefile(use.model):

@@ -62,7 +62,8 @@ def _out_of(method: str) -> str:
 
 def run_beside(out: str) -> str:
     """The folder of a run where none is named."""
-    return str(Path(out).with_suffix(".run"))
+    path = Path(out)
+    return str(path.with_suffix(".run") if path.suffix in ("", ".gguf") else path.with_name(f"{path.name}.run"))
 
 
 def resumed(asked: Asked[Any]) -> Asked[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -31,14 +32,17 @@ def merge(
 ) -> int:
     """Run the command; returns its exit code."""
     from ..files import check_target, claim
+    from ..llm.merge import is_folder_of
     from ..llm.merge import merge as merge_files
     from ..train.display import plural
 
     begin = time.perf_counter()
     tty = sys.stderr.isatty()
     try:
-        check_target(out)
-        with claim(out, is_folder=False):
+        with contextlib.ExitStack() as claimed:
+            if not is_folder_of(model, out):  # a folder is claimed when it is written
+                check_target(out)
+                claimed.enter_context(claim(out, is_folder=False))
             done = merge_files(model, adapter, out, type, _show if tty else None)
     finally:
         if tty:

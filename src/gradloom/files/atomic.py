@@ -18,10 +18,11 @@ from typing import BinaryIO, TypeVar
 
 from ..base.errors import FileError
 from ..base.locks import Lock
-from ..base.reasons import unwritten
+from ..base.reasons import unreadable, unwritten
 from .commit import (
     COMMIT,
     commit,
+    digest,
     discard,
     is_part_of,
     is_void,
@@ -35,7 +36,7 @@ from .commit import (
     sync,
 )
 from .inside import Folder, opened, opened_if_there
-from .lock import PATIENCE, is_lock_of_file, locked, remove_left_lock, renew, try_lock
+from .lock import PATIENCE, is_lock_of_file, lock_file, locked, remove_left_lock, renew, try_lock
 from .targets import check_entry, check_target, is_stream, need_readable, open_file_of
 
 T = TypeVar("T")
@@ -213,6 +214,49 @@ def claim(
             _finish_around(path, place)
             _remove_abandoned(place.parent, place.name)
         yield
+
+
+def check_new_folder(path: str | os.PathLike[str]) -> None:
+    """FileError unless new files can make up this whole folder: it is not there, or contains nothing but what a killed
+    writer has left. To be asked before any work is done."""
+    folder = Path(path)
+    if not os.path.exists(folder):
+        check_target(folder)
+    elif not folder.is_dir():
+        raise FileError(f"{path}: is a file; need the name of a new folder")
+    elif found := sorted(_names_beside_left(folder)):
+        need = "need a new folder or an empty one: choose another name, or remove it first"
+        raise FileError(f"{path}: is a folder with files ({found[0]}); {need}")
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Inside, no other run writes this folder, which is empty: what a killed writer has left is removed. FileError as
+    check_new_folder, and when another run is at it. The folder goes away at the end if it is new and still empty."""
+    check_new_folder(path)
+    home = real(path)
+    with locked(path, home, True):
+        check_new_folder(path)
+        try:
+            moved = [name for name in moves_of(home) or {} if os.path.lexists(home / name)]
+            for name in [COMMIT, *moved]:
+                (home / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise FileError(f"{path}: {unwritten(error)}") from None
+        _remove_left(home)
+        yield
+
+
+def _names_beside_left(folder: Path) -> list[str]:
+    """Names in a folder, without those that a killed writer has left: also files of a change that is not finished."""
+    try:
+        names = os.listdir(folder)
+        moves = moves_of(folder) or {}
+        made = {name for name, move in moves.items() if move.old is None and digest(folder / name) == move.new}
+    except OSError as error:
+        raise FileError(f"{folder}: {unreadable(error)}") from None
+    own = {COMMIT, lock_file(folder, True).name} | made
+    return [name for name in names if not (name in own or is_part_of(name, None) or is_lock_of_file(name))]
 
 
 def _claim_files(folder: Path, names: Sequence[str], held: contextlib.ExitStack) -> None:

@@ -16,6 +16,18 @@ _KINDS = {
     stat.S_IFLNK: "a symbolic link", stat.S_IFSOCK: "a socket",
 }  # fmt: skip
 
+# endings of files; any other name without .gguf is that of a folder (Llama-3.2-1B-merged, merged.v2)
+_FILES = frozenset([
+    ".gguf", ".ggml", ".ggu", ".ggf", ".guf", ".gugf", ".gguff", ".safetensors", ".bin", ".pt", ".pth", ".ckpt",
+    ".onnx", ".h5", ".keras", ".pkl", ".pickle", ".npz", ".npy", ".json", ".jsonl", ".csv", ".tsv", ".parquet",
+    ".txt", ".md", ".log", ".toml", ".yaml", ".yml", ".zip", ".tar", ".gz", ".bz2", ".xz", ".zst", ".7z", ".run",
+])  # fmt: skip
+
+
+def names_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether an output of this name is a folder: its ending is none of a file (.gguf, .safetensors, .json)."""
+    return Path(path).suffix.lower() not in _FILES
+
 
 def kind_of(mode: int) -> str:
     """What a file of this mode is, in words."""

@@ -1,7 +1,8 @@
 """Adapters as folders for PEFT: adapter_model.safetensors and adapter_config.json.
 
-Names are those of Hugging Face's modules. Families with interleaved pairs (llama) permute the rows of q and k in GGUF
-files, so the rows of B of q and k are permuted too.
+Names are those of Hugging Face's modules. In models that also see images the decoder is a part of its own:
+`model.language_model` in transformers' classes, whatever the names of the stored tensors are. Families with interleaved
+pairs (llama) permute the rows of q and k in GGUF files, so the rows of B of q and k are permuted too.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ from .model_file import ModelFile
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
 _ENDS = {f"{tensor}.weight": module for module, tensor in END_MODULES.items()}
+_TEXT_PART = "model.language_model."  # the decoder of a model that sees images, in transformers' classes
+# other names of it: of the stored tensors, and of the modules in transformers before 4.52
+_IN_TEXT_PART = re.compile(r"(?:model\.language_model|language_model\.model)\.|language_model\.(?=lm_head$)")
 
 
 def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: ModelFile, base_name: str = "") -> None:
@@ -52,7 +56,7 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: Mod
     arrays: dict[str, np.ndarray] = {}
     modules: list[str] = []
     for name, (a, b) in adapter.pairs.items():
-        module = _module(folder, family, name)
+        module = _module(folder, family, name, base)
         modules.append(module.rpartition(".")[2])
         a, b = finite(f"{folder}: {name}.lora_a", a), finite(f"{folder}: {name}.lora_b", b)
         if name == EMBEDDING:
@@ -75,9 +79,11 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: Mod
         "r": rank,
         "lora_alpha": _whole(alpha),
         "use_rslora": adapter.rslora,
-        "rank_pattern": {_pattern(family, n): r for n, r in ranks.items() if r != rank},
-        "alpha_pattern": {_pattern(family, n): _whole(x) for n, x in alphas.items() if not math.isclose(x, alpha)},
-        "target_modules": sorted(set(modules)),
+        "rank_pattern": {_pattern(family, n, base): r for n, r in ranks.items() if r != rank},
+        "alpha_pattern": {
+            _pattern(family, n, base): _whole(x) for n, x in alphas.items() if not math.isclose(x, alpha)
+        },
+        "target_modules": _targets(sorted(set(modules)), base),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -220,23 +226,41 @@ def _by_module(patterns: dict[str, Any] | None, module: str, default: Any) -> An
     return next((v for key, v in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-def _module(path: str | os.PathLike[str], family: Family, name: str) -> str:
+def _sees_images(base: ModelFile) -> bool:
+    """Whether the decoder is a part of a larger model."""
+    return isinstance(base, HFFolder) and "language_model." in base.prefix
+
+
+def _targets(modules: list[str], base: ModelFile) -> list[str] | str:
+    """target_modules of the config: ends of names; or a pattern for whole names, without the part that sees images."""
+    if not _sees_images(base):
+        return modules
+    ends = [module for module in modules if module in END_MODULES]  # beside the decoder
+    inside = "|".join(re.escape(module) for module in modules if module not in ends)
+    found = [rf"(.*\.)?language_model\.(.*\.)?({inside})"] if inside else []
+    return "|".join([*found, *(rf"(.*\.)?{re.escape(module)}" for module in ends)])
+
+
+def _module(path: str | os.PathLike[str], family: Family, name: str, base: ModelFile) -> str:
     """Hugging Face's module of a GGUF tensor. Raises FileError if it has none."""
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     modules = {tensor: module for module, tensor in family.modules.items()}
     found = f"model.layers.{match[1]}.{modules[match[2]]}" if match and match[2] in modules else _ENDS.get(name)
     if found is None:
         raise FileError(f"{path}: tensor {name!r} has no module in PEFT's format; need {', '.join(modules)} of a block")
-    return found
+    return _TEXT_PART + found.removeprefix("model.") if _sees_images(base) and found.startswith("model.") else found
 
 
 def _tensor(path: str | os.PathLike[str], architecture: str, family: Family, module: str) -> str:
     """The GGUF tensor of Hugging Face's module. Raises FileError if it has none."""
-    match = re.fullmatch(r"model\.layers\.(\d{1,9})\.([\w.]+)", module)
+    inside = _IN_TEXT_PART.match(module)
+    named = module if inside is None else module[inside.end() :]
+    named = f"model.{named}" if inside is not None and named != "lm_head" else named
+    match = re.fullmatch(r"model\.layers\.(\d{1,9})\.([\w.]+)", named)
     if match and match[2] in family.modules:
         return f"blk.{match[1]}.{family.modules[match[2]]}.weight"
-    if module in END_MODULES:
-        return f"{END_MODULES[module]}.weight"
+    if named in END_MODULES:
+        return f"{END_MODULES[named]}.weight"
     raise FileError(f"{path}: module {module!r} has no tensor in a {architecture} GGUF file; is it for another base?")
 
 
@@ -248,9 +272,9 @@ def _family(path: str | os.PathLike[str], architecture: str) -> Family:
     return family
 
 
-def _pattern(family: Family, name: str) -> str:
+def _pattern(family: Family, name: str, base: ModelFile) -> str:
     """A pattern that matches the module of this tensor only."""
-    return re.escape(_module("", family, name))
+    return re.escape(_module("", family, name, base))
 
 
 def _heads(base: ModelFile, family: Family, name: str) -> int:

@@ -24,7 +24,7 @@ from ..base.arguments import as_bool, as_share, as_whole, f32_hint, in_f32, need
 from ..base.errors import DTypeError, FileError, SettingError
 from ..base.habits import AttributeHints, KeywordHints
 from ..data.dataset import generator
-from ..files import refuse_input
+from ..files import names_folder, refuse_input
 from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import scope
 from ..graph.stored import Stored, copies
@@ -425,8 +425,8 @@ def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:
     target = Path(path)
     if target.suffix == ".gguf":
         return [target]
-    if target.suffix == "" or target.name == PEFT_WEIGHTS:
-        folder = target.parent if target.suffix else target
+    if names_folder(target) or target.name == PEFT_WEIGHTS:
+        folder = target if names_folder(target) else target.parent
         return [folder / PEFT_WEIGHTS, folder / PEFT_CONFIG]
     raise SettingError(f"{path}: must be FILE.gguf (an adapter for llama.cpp) or a folder (for PEFT)")
 

@@ -19,7 +19,7 @@ from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
 from ..base.extras import need_llm
 from ..base.habits import hinted
-from ..files import check_target, refuse_input, write_gguf
+from ..files import check_new_folder, check_target, names_folder, new_folder, refuse_input, write_gguf
 from ..files.gguf import GGUF
 from ..files.gguf_fields import Field
 from ..files.gguf_fields import field as gguf_field
@@ -78,7 +78,7 @@ def merge(
     0.1 % of numbers that became 0 because they are too small for the type. Raises FileError for damaged files, an
     adapter for another base, numbers outside of the type's range or not finite (also in copied tensors), an out_path
     that is one of the input files; SettingError for invalid paths, and for an out_path that is no FILE.gguf (for a
-    Hugging Face folder also a new folder, for transformers, in f32, f16 or bf16).
+    Hugging Face folder also a new or an empty folder, for transformers, in f32, f16 or bf16).
     """
     need_path(
         model_path, "merge", "model_path", "a path: the GGUF file or the Hugging Face folder of the model (Model.path)"
@@ -90,7 +90,8 @@ def merge(
     need_llm()
     read = [model_path, *files_given(adapter_path)]
     refuse_input(out_path, *read)
-    if Path(out_path).suffix == "" and os.path.isdir(model_path):
+    if is_folder_of(model_path, out_path):
+        check_new_folder(out_path)
         return _merged_folder(HFFolder(model_path), adapter_path, out_path, kind)
     if Path(out_path).suffix != ".gguf":
         raise SettingError(f"{out_path}: a merged model is written as FILE.gguf; requires that ending")
@@ -133,19 +134,21 @@ def merge(
     return Merged(size, dict(kinds.most_common()), list(adapter.pairs), notes)
 
 
+def is_folder_of(model_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> bool:
+    """Whether merge writes a folder for this model and this name, not a GGUF file."""
+    return names_folder(out_path) and os.path.isdir(model_path)
+
+
 def _merged_folder(
     base: HFFolder, adapter_path: str | os.PathLike[str], out_path: str | os.PathLike[str], kind: str | None
 ) -> Merged:
     """Write a folder for transformers."""
     if kind not in (None, "f32", "f16", "bf16"):
         raise SettingError(setting="type", seen=kind, need="f32, f16 or bf16 for a folder", place="merge")
-    if os.path.exists(out_path) and not os.path.isdir(out_path):
-        raise FileError(f"{out_path}: is a file; need the name of a new folder")
-    if os.path.isdir(out_path) and os.listdir(out_path):
-        raise FileError(f"{out_path}: is a folder with files; need an empty or new one")
     adapter = read_adapter(adapter_path, base)
     base.check()
-    size, kinds = write_merged(base, adapter, out_path, kind)
+    with new_folder(out_path):
+        size, kinds = write_merged(base, adapter, out_path, kind)
     return Merged(size, kinds, list(adapter.pairs), [])
 
 
