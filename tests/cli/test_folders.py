@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gradloom.base.errors import FileError
 from gradloom.cli.main import main
 from gradloom.cli.saved_settings import digest
 from gradloom.files import claim, load_arrays, open_gguf
@@ -261,3 +263,57 @@ def test_folders_that_a_merge_does_not_fill(
         capsys.readouterr()
         assert main(["merge", model, adapter, "-o", str(out)]) == 2
         assert "another run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model-00001-of-00002.bin"])
+def test_an_adapter_is_not_written_into_a_folder_of_another_model(
+    places: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Neither by the command nor by LoRA.save; other files are no obstacle."""
+    model, text = places
+    (tmp_path / "README.md").write_text("notes")
+    (tmp_path / "model.gguf").write_text("another")
+    (tmp_path / name).write_text("{}")
+    before = bytes_in(tmp_path)
+    need = f"{tmp_path}: contains {name}: it is the folder of a model; need another one for the adapter"
+    assert main(["finetune", model, text, *TRAINING, "--out", str(tmp_path), "--run", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == f"gradloom: {need}\n"
+    loaded = load(model)
+    adapter = LoRA(rank=2)
+    adapter.bind(loaded)
+    with pytest.raises(FileError, match=re.escape(need)):
+        adapter.save(tmp_path)
+    assert bytes_in(tmp_path) == before
+    (tmp_path / name).unlink()
+    for _ in range(2):
+        adapter.save(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["info", "evaluate", "generate", "merge"])
+def test_folders_that_are_no_model(
+    trained: tuple[str, str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    model, adapter, _ = trained
+    snapshots = tmp_path / "models--a--b" / "snapshots"
+    (tmp_path / "models--a--b" / "refs").mkdir(parents=True)
+    for number in (1, 2):
+        shutil.copytree(model, snapshots / f"{number}abc0123")
+    root = snapshots.parent
+    more = {"info": [], "evaluate": ["text.txt"], "generate": ["--prompt", "a"], "merge": [adapter, "-o", "m.gguf"]}
+
+    def refused(folder: Path | str, message: str) -> None:
+        capsys.readouterr()
+        assert main([command, str(folder), *more[command]]) != 0
+        assert message in capsys.readouterr().err
+
+    it = "has no config.json, but an adapter_config.json: it is an adapter of PEFT, not a model"
+    refused(adapter, f"{adapter}: {it}; need its model, and this folder as --lora (LoRA.load)")
+    run = f"{adapter}.run"
+    refused(run, f"{run}: has no config.json, but a run.json: it is the folder of a run, not a model; need")
+    cache = f"{root}: is an entry of the Hugging Face cache; need the folder in it: {snapshots}"
+    refused(root, f"{cache}/1abc0123 or {snapshots}/2abc0123")
+    (root / "refs" / "main").write_text("2abc0123\n")
+    refused(root, f"{cache}/2abc0123\n")
+    (root / "refs" / "main").write_text("../../x")
+    refused(snapshots, f"{cache.replace(str(root), str(snapshots), 1)}/1abc0123 or {snapshots}/2abc0123")
+    assert main(["info", str(snapshots / "1abc0123")]) == 0

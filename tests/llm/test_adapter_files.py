@@ -330,6 +330,8 @@ def change(folder, **entries):
     [
         ({"peft_type": "IA3"}, "adapter_config.json: peft_type is 'IA3'; need 'LORA'"),
         ({"use_dora": True}, "adapter_config.json: use_dora is True, which is not supported"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication is [[0, 2], [1, 2]], which is not supported"),
+        ({"use_qalora": True}, "use_qalora is True, which is not supported"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head'], which is not supported"),
         ({"bias": "all"}, "bias is 'all'; need 'none'"),
         ({"r": 0}, "r is 0; need a whole number above 0"),

@@ -113,6 +113,7 @@ def _check_place(use: Any, *inputs: str) -> None:
     """Check before the training that the output can be written there and replaces none of the inputs."""
     from ..base.errors import SettingError
     from ..files import check_target, names_folder, refuse_input
+    from ..llm.hf_folder import refuse_models_folder
     from ..llm.lora import files_of_adapter
     from ..runs.files import OWN
 
@@ -122,6 +123,8 @@ def _check_place(use: Any, *inputs: str) -> None:
         raise SettingError(setting="out", seen=use.out, need=need)
     if path.is_dir() and os.path.isdir(use.model) and path.samefile(use.model):
         raise SettingError(setting="out", seen=use.out, need="another folder than the model's")
+    if names_folder(path):
+        refuse_models_folder(path)
     for name, inside in OWN.items():
         if inside is None:
             refuse_input(Path(str(use.run)) / name, *inputs)

@@ -10,10 +10,13 @@ if TYPE_CHECKING:
 
 
 def is_saved_model(file: str) -> bool:
-    """A folder of `gradloom fit`, or a .safetensors file; not a Hugging Face folder."""
+    """A folder with what `gradloom fit` saved, or a .safetensors file; not a Hugging Face folder."""
     from ..llm.hf_folder import is_folder_of_model
+    from ..tables.model import MODEL
 
-    return (os.path.isdir(file) and not is_folder_of_model(file)) or file.lower().endswith(".safetensors")
+    if os.path.isdir(file):
+        return os.path.lexists(os.path.join(file, MODEL)) and not is_folder_of_model(file)
+    return file.lower().endswith(".safetensors")
 
 
 def describe_model(file: str) -> tuple[dict[str, Any], list[tuple[str, str]], str]:

@@ -32,10 +32,11 @@ from .adapter_arrays import (
     text_of,
 )
 from .family import END_MODULES, Family
-from .hf_folder import HFFolder
+from .hf_folder import HFFolder, refuse_models_folder
 from .model_file import ModelFile
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_OTHERS = ("layer_replication", "use_qalora")  # change the model beside the pairs
 _PREFIX = "base_model.model."
 _ENDS = {f"{tensor}.weight": module for module, tensor in END_MODULES.items()}
 _TEXT_PART = "model.language_model."  # the decoder of a model that sees images, in transformers' classes
@@ -48,8 +49,9 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: Mod
 
     base       the model; of a GGUF file, its number of heads orders the rows of q and k
     base_name  base_model_name_or_path of the config; optional, PEFT's users may load the base themselves
-    Raises FileError for an architecture or tensor without a name in PEFT's format.
+    Raises FileError for an architecture or tensor without a name in PEFT's format, and for the folder of a model.
     """
+    refuse_models_folder(folder)
     check_fits(adapter, base, folder)
     check_alpha(folder, adapter)
     family = _family(folder, adapter.architecture)
@@ -165,7 +167,7 @@ def _config(path: Path) -> dict[str, Any]:
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise FileError(f"{path}: peft_type is {kind!r:.60}; need 'LORA'")
-    for key in ("use_dora", "fan_in_fan_out", "modules_to_save", "alora_invocation_tokens"):
+    for key in ("use_dora", "fan_in_fan_out", "modules_to_save", "alora_invocation_tokens", *_OTHERS):
         if config.get(key):
             raise FileError(f"{path}: {key} is {config[key]!r:.60}, which is not supported")
     if config.get("bias", "none") != "none":

@@ -29,7 +29,7 @@ from ..files.gguf_types import PLAIN, show_name
 from ..files.safetensors_file import SafetensorsFile, StoredTensor
 from .config import Config, Keys
 from .hf_config import TIED, FolderConfig, FolderKeys
-from .hf_settings import CONFIG, read_json
+from .hf_settings import CONFIG, read_bytes, read_json
 from .hf_tokenizer import FolderTokenizer, tokenizer_of
 from .hf_tokenizer_file import TOKENIZER_FILES, TokenizerFile
 
@@ -283,12 +283,18 @@ def _check_folder(folder: Path) -> None:
     names = set(_names(folder))
     need = "need a Hugging Face folder (config.json, model.safetensors, tokenizer.json) or a GGUF file"
     if CONFIG not in names:
+        if snapshots := _snapshots(folder, names):
+            seen = "is an entry of the Hugging Face cache; need the folder in it"
+            raise FileError(f"{folder}: {seen}: {' or '.join(map(str, snapshots))}")
         what = "has no config.json"
+        found = next((name for name in sorted(names) if name.endswith(".gguf")), None)
         if "adapter_config.json" in names:
             what += ", but an adapter_config.json: it is an adapter of PEFT, not a model"
-        else:
-            found = next((name for name in sorted(names) if name.endswith(".gguf")), None)
-            what += "" if found is None else f"; it contains {found}, which can be given itself"
+            need = "need its model, and this folder as --lora (LoRA.load)"
+        elif found is not None:
+            what += f"; it contains {found}, which can be given itself"
+        elif "run.json" in names:
+            what += ", but a run.json: it is the folder of a run, not a model"
         raise FileError(f"{folder}: {what}; {need}")
     if WEIGHTS in names or INDEX in names:
         return
@@ -299,6 +305,35 @@ def _check_folder(folder: Path) -> None:
             "convert them with save_pretrained of transformers"
         )
     raise FileError(f"{folder}: has neither {WEIGHTS} nor {INDEX}; {need}")
+
+
+def _snapshots(folder: Path, names: set[str]) -> list[Path]:
+    """The folders of models in an entry of the Hugging Face cache, or in its `snapshots`: that of the branch main, or
+    else all, at most 3. names: of the files there."""
+    if folder.name != "snapshots" and "snapshots" not in names:
+        return []
+    inside = folder / "snapshots" if "snapshots" in names else folder
+    try:
+        hashes = sorted(name for name in os.listdir(inside) if re.fullmatch(r"[0-9a-f]{6,64}", name))
+    except OSError:
+        return []
+    found = [inside / name for name in hashes if is_folder_of_model(inside / name)]
+    try:
+        main = read_bytes(inside.parent / "refs" / "main", 100).decode("ascii", "replace").strip()
+    except FileError:
+        main = ""
+    return [one for one in found if one.name == main] or found[:3]
+
+
+def refuse_models_folder(folder: str | os.PathLike[str]) -> None:
+    """FileError for a folder with the files of a model, into which no adapter is written."""
+    if not os.path.isdir(folder):
+        return
+    weights = re.compile(r"config\.json|(pytorch_)?model\b.*\.(safetensors|bin)(\.index\.json)?")
+    for name in sorted(_names(Path(folder))):
+        if weights.fullmatch(name):
+            seen = f"{folder}: contains {name}: it is the folder of a model"
+            raise FileError(f"{seen}; need another one for the adapter")
 
 
 def _names(folder: Path) -> Iterator[str]:
