@@ -167,3 +167,13 @@ def test_a_refusal_names_settings_that_are_enough(folder: Path) -> None:
     for proposal in enough:
         name, value = proposal.rsplit(" ", 1)
         assert plan(int(budget * 1.01), **{name.replace(" ", "-"): value}) == ""
+
+
+@pytest.mark.slow
+def test_a_proposal_that_does_not_go_with_other_settings_is_left_out(tmp_path: Path) -> None:
+    """No pair of a LoRA has enough elements for states in 8 bits."""
+    write_random(tmp_path / "model.gguf", kind="f32", **SHAPE)
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 60)
+    options = ("--method", "full", "--state-bits", "8", "--batch-size", "8", "--context", "128", "--threads", "1")
+    least = least_of(command(tmp_path, "plan", *options, "--memory", "80MiB")["error"])
+    assert "at least about" in command(tmp_path, "plan", *options, "--memory", str(least - 4 * MIB))["error"]

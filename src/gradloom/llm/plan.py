@@ -256,7 +256,7 @@ def _enough(job: TuningJob, most: int, total: int, base: int, reading: int) -> s
     enough: list[str] = []
     for tries in _alternatives(job):
         likely = [(text, other) for text, share, other in tries if total - (1 - share) * arena < most][:TRIES]
-        found = (text for text, other in likely if _in_arena(other, most, base, reading)[0] is not None)
+        found = (text for text, other in likely if _has_room(other, most, base, reading))
         enough += [text] if len(enough) < NEAREST and (text := next(found, "")) else []
     weights = list(job.model.weights.values())
     saved = {kind: _bytes(weights) - dtype(kind).bytes_of(sum(w.size for w in weights)) for kind in ("q8_0", "q4_0")}
@@ -264,6 +264,14 @@ def _enough(job: TuningJob, most: int, total: int, base: int, reading: int) -> s
     if not enough:
         return "a shorter context, a smaller rank or model"
     return f"it is enough for {', or '.join(enough[:NEAREST])}"
+
+
+def _has_room(job: TuningJob, most: int, base: int, reading: int) -> bool:
+    """False also for settings that do not go together."""
+    try:
+        return _in_arena(job, most, base, reading)[0] is not None
+    except SettingError:
+        return False
 
 
 def _alternatives(job: TuningJob) -> Iterator[list[tuple[str, float, TuningJob]]]:
