@@ -91,6 +91,20 @@ def test_words_of_every_pre_tokenizer(tmp_path: Path, pre: str) -> None:
     assert ours.add_bos == bool(llama_cpp.llama_vocab_get_add_bos(llama_cpp.llama_model_get_vocab(theirs._llama.model)))
 
 
+def test_bytes_that_are_no_tokens(tmp_path: Path) -> None:
+    """Falcon's vocabulary has none for some control characters: what stands beside them is not merged."""
+    made = vocabulary() | {"tokenizer.ggml.pre": "falcon"}
+    absent = {"ċ", "ľ", "-", "]"}  # vertical tab, a byte of other scripts, and two with a meaning in patterns
+    kept = [i for i, piece in enumerate(made["tokenizer.ggml.tokens"]) if not absent & set(piece)]
+    for key in ("tokens", "token_type"):
+        made[f"tokenizer.ggml.{key}"] = [made[f"tokenizer.ggml.{key}"][i] for i in kept]
+    made["tokenizer.ggml.merges"] = [one for one in made["tokenizer.ggml.merges"] if not absent & set(one)]
+    for key in ("bos", "eos"):
+        made[f"tokenizer.ggml.{key}_token_id"] = kept.index(made[f"tokenizer.ggml.{key}_token_id"])
+    theirs, ours = Theirs(write(tmp_path / "vocabulary.gguf", made)), Tokenizer(made)
+    assert list(differing(theirs, ours, [*odd_texts(), "\n\x0b\n", " \x0b  a", "a-a]b"], False)) == []
+
+
 MARKS = ("<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>")
 
 

@@ -60,10 +60,12 @@ class Bpe:
             if at > 0:
                 ranked[text[:at], text[at + 1 :]] = None
         self._load(ranked, ignore_merges=self.pre.whole_words)
-        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.pre.patterns]
-        self._hf.pre_tokenizer = pre_tokenizers.Sequence(
-            [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
+        splits: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.pre.patterns]
+        splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        absent = set(pre_tokenizers.ByteLevel.alphabet()).difference(*self.pieces, *map("".join, ranked))
+        if absent:  # the package drops bytes that no token has before it merges: their neighbours stay apart
+            splits.append(pre_tokenizers.Split(Regex(f"[{re.escape(''.join(sorted(absent)))}]"), "isolated"))
+        self._hf.pre_tokenizer = pre_tokenizers.Sequence(splits)
 
     def load_scores(self, scores: np.ndarray) -> None:
         """SentencePiece: every way to put a piece together from two pieces, the highest score first."""
