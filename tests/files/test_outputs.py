@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -445,6 +446,24 @@ while time.monotonic() < until:
         assert "another run" in str(error), error
 print(mine)
 """
+
+
+def test_a_folder_that_another_run_removes_while_it_is_made(tmp_path, monkeypatch):
+    """mkdir fails because the folder is there, and then it is gone."""
+    make, calls = os.mkdir, []
+
+    def mkdir(path, *args, **options):
+        calls.append(path)
+        if len(calls) == 1:
+            raise FileExistsError(errno.EEXIST, "File exists", str(path))
+        make(path, *args, **options)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with claim(tmp_path / "x", is_folder=True):
+        assert len(calls) == 2 and (tmp_path / "x").is_dir()
+    (tmp_path / "y").write_text("a file")
+    with pytest.raises(FileError), claim(tmp_path / "y", is_folder=True):
+        pass
 
 
 def test_no_two_at_once_however_they_race(tmp_path):

@@ -107,7 +107,8 @@ def _acquire(shown: str | os.PathLike[str], path: Path, patience: float) -> int:
     until = time.monotonic() + patience
     while True:
         refused: Exception | None = None
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not _made(path.parent):
+            continue
         try:
             handle = _open(shown, path)
         except FileNotFoundError as error:  # the run that made the folder has just removed it
@@ -130,6 +131,20 @@ def _acquire(shown: str | os.PathLike[str], path: Path, patience: float) -> int:
             if time.monotonic() >= until:
                 raise refused
             time.sleep(0.01)
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder with its parents. False where it was there, and another process has just removed it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        try:
+            mode = os.lstat(folder).st_mode
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISDIR(mode):
+            raise
+    return True
 
 
 def _open(shown: str | os.PathLike[str], path: Path) -> int:
