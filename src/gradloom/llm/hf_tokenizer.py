@@ -30,7 +30,7 @@ from .bpe import (
     TOKEN_BYTES,
     id_array,
     pieces_of,
-)  # fmt: skip
+)
 from .hf_tokenizer_file import Added, TokenizerFile
 from .special_tokens import (
     BYTE,
@@ -242,9 +242,9 @@ class FolderTokenizer(Tokenizer):
     ) -> Iterator[np.ndarray]:
         """Ids of one long text in blocks of any size, as i32 arrays. Concatenated, they are the result of encode for
         the whole text."""
-        around = self.around(bos, eos)
-        if around[0]:
-            yield id_array(around[0])
+        before, behind = self.around(bos, eos)
+        if before:
+            yield id_array(before)
         special = as_bool("special", special)
         begins = first = True
         # an added token, and the spaces that it takes, may continue after the end
@@ -256,8 +256,8 @@ class FolderTokenizer(Tokenizer):
             ids = [self._run(engine, engine_jobs) for engine, engine_jobs in enumerate(jobs)]
             if steps:
                 yield joined([ids[s[0]][s[1]] if isinstance(s, tuple) else s for s in steps])
-        if around[1]:
-            yield id_array(around[1])
+        if behind:
+            yield id_array(behind)
 
 
 def _is_normalized(token: Added, file: TokenizerFile) -> bool:
