@@ -5,6 +5,9 @@
             the first line
     .json   the same objects as one array
 
+For a training on preferences a line is {"prompt", "chosen", "rejected"}, on judged completions {"prompt", "completion",
+"label"}; see llm.preferences.
+
 A sample is a list of tokens. The prediction of those that count is learned. Samples are packed into rows of `context`
 tokens; positions begin at 0 with each sample, and a token attends to its own sample only. Cut and skipped text is
 reported.
@@ -27,13 +30,17 @@ from ..base.reasons import unreadable
 from ..data.dataset import IGNORED, split_rows
 from .data_files import JSON, JSONL, TEXT
 from .data_options import OF_ONE_TEXT, check_effective, prompt_keys
+from .forms import TEXTS, Form
 from .json_rows import JsonRows, Source, is_samples, text_blocks
 from .jsonl import JsonLines
 from .packing import TokenData, pack
+from .sample_lines import Keys
 from .samples import Report, Samples
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
+
+_LINE_OF = {"preferences": "prompt, chosen and rejected", "judged": "prompt, completion and label"}
 
 
 def token_data(
@@ -49,11 +56,12 @@ def token_data(
     Samples are split before they are packed, so no row contains samples of both; a long text is split by windows.
     """
     samples = read_samples(path, tokenizer, **options)
+    prompts = options.get("form", TEXTS).prompts
     if not val_split:
-        return pack(samples, context), None
+        return pack(samples, context, prompts=prompts), None
     if not samples.stream:
         train, val = samples.split(val_split, seed)
-        return pack(train, context), pack(val, context)
+        return pack(train, context, prompts=prompts), pack(val, context, prompts=prompts)
     whole = pack(samples, context)
     first, last = (
         TokenData(
@@ -74,10 +82,14 @@ def read_samples(
     path: Source,
     tokenizer: Tokenizer,
     *,
+    form: Form = TEXTS,
     text_key: str | None = None,
     prompt_key: str | Sequence[str] | None = None,
     completion_key: str | None = None,
     messages_key: str | None = None,
+    chosen_key: str | None = None,
+    rejected_key: str | None = None,
+    label_key: str | None = None,
     separator: str | None = None,
     as_chat: bool = False,
     train_on_all: bool | None = None,
@@ -88,11 +100,16 @@ def read_samples(
 ) -> Samples:
     """Read the samples of a .txt, .jsonl or .json file, or of a list of dicts with the keys of .jsonl lines.
 
+    form            Form of the samples: texts, prompts with completions and chats by default, or that of an objective
+                    that learns from preferences or judged completions
     *_key           names of the keys in a .jsonl file. By default text; prompt and completion, or instruction, input
                     and output (Alpaca's); messages, or conversations, whose messages may be {"from", "value"}
                     (ShareGPT's) instead of {"role", "content"}, with an optional "system" text. prompt_key may be
                     several, "instruction,input" or a list: those that are not empty are joined by line ends. If lines
-                    match several kinds of samples, a given name decides
+                    match several kinds of samples, a given name decides. Of preferences chosen, rejected and prompt (or
+                    none: the common start is the prompt), each a text or a list of messages; "margin" in the first line
+                    is read as their number. Of judged completions label (true or false), with prompt and completion or
+                    with messages
     separator       inserted between prompt and completion if neither has a blank there, by default a line end; it
                     belongs to the completion, so a model continues a prompt with it
     as_chat         prompt and completion as a chat of two turns, through the chat template
@@ -105,9 +122,12 @@ def read_samples(
     skip_bad_lines  True: malformed lines (elements of an array) are skipped and counted; False: the first is an error
 
     A text begins with the tokenizer's bos and ends with its eos according to the tokenizer; a completion always ends
-    with eos. Chats are rendered by the template; see ChatTemplate.encode. Raises FileError for a file that cannot be
-    read; DataError, naming the line, for malformed contents, and for an option that has no effect on such a file;
-    SettingError for a value that is not a path.
+    with eos. Chats are rendered by the template; see ChatTemplate.encode. A preference has two parts, chosen and
+    rejected, that begin with the same prompt; those with identical sides are skipped.
+
+    Raises FileError for a file that cannot be read; DataError, naming the line, for malformed contents, for judged
+    completions of one label only, and for an option that has no effect on such a file; SettingError for a value that is
+    not a path.
     """
     rows = None if isinstance(path, (str, os.PathLike)) or not is_samples(path) else path
     if rows is None:
@@ -119,14 +139,21 @@ def read_samples(
         raise SettingError(
             f"read_samples: tokenizer is a {type(tokenizer).__name__}; need that of the model (Model.tokenizer)"
         )
+    if not isinstance(form, Form):
+        raise SettingError(f"read_samples: form is a {type(form).__name__}; need a Form (gradloom.llm.forms)")
     given: dict[str, Any] = {
         "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
+        "chosen_key": chosen_key, "rejected_key": rejected_key, "label_key": label_key,
         "separator": separator, "as_chat": as_chat or None, "chat_template": chat_template,
         "train_on_all": None if train_on_all else train_on_all, "special": special or None,
         "skip_bad_lines": skip_bad_lines or None,
     }  # fmt: skip
     asked = {name for name, value in given.items() if value is not None}
     shown = os.fspath(path) if rows is None else "data"  # type: ignore[arg-type]
+    if form.kind != "texts" and train_on_all:
+        what = "preferences" if form.kind == "preferences" else "judged completions"
+        text = f"{shown}: {{train_on_all}} requires texts, pairs or chats: of {what} the completions alone count"
+        raise DataError(text, train_on_all=True)
     kind = Path(shown).suffix.lower()
     if rows is None and kind not in TEXT + JSONL + JSON:
         need = " ".join(TEXT + JSONL + JSON)
@@ -134,18 +161,22 @@ def read_samples(
     try:
         if rows is None:
             _need_file(shown)
+        if kind in TEXT and form.kind != "texts":
+            raise DataError(f"{shown}: is one text; need {_LINE_OF[form.kind]} in each line of a .jsonl")
         if kind in TEXT:
             check_effective(shown, "is one text", asked, OF_ONE_TEXT)
             return _read_text(shown, tokenizer, special)
         keys = prompt_keys(prompt_key)
-        for name in ("text_key", "completion_key", "messages_key", "separator"):
+        for name in (
+            "text_key", "completion_key", "messages_key", "chosen_key", "rejected_key", "label_key", "separator",
+        ):  # fmt: skip
             if not isinstance(given[name], str | None):
                 raise SettingError(setting=name, seen=given[name], need="a text")
         reader = JsonLines(
             JsonRows(shown if rows is None else rows), tokenizer, "\n" if separator is None else separator, as_chat,
-            bool(train_on_all), special, chat_template, adapter_template, skip_bad_lines, asked,
+            bool(train_on_all), special, chat_template, adapter_template, skip_bad_lines, asked, form,
         )  # fmt: skip
-        return reader.read(text_key or "text", keys, completion_key, messages_key)
+        return reader.read(Keys(text_key, keys, completion_key, messages_key, chosen_key, rejected_key, label_key))
     except OSError as error:
         raise FileError(f"{shown}: {unreadable(error)}") from None
 

@@ -14,6 +14,12 @@ OF_TEXTS = _OF_LINES | {"text_key", "special"}
 OF_PAIRS = _OF_LINES | {"prompt_key", "completion_key", "separator", "train_on_all", "special"}
 OF_CHATS = _OF_LINES | {"messages_key", "chat_template", "train_on_all", "special"}
 OF_PAIRS_AS_CHATS = _OF_LINES | {"prompt_key", "completion_key", "as_chat", "chat_template", "train_on_all", "special"}
+# Of preferences and judged completions, whose sides are texts, texts as chats, or lists of messages
+_OF_SIDES = _OF_LINES | {"prompt_key", "completion_key", "chosen_key", "rejected_key", "label_key", "special"}
+OF_TEXT_SIDES = _OF_SIDES | {"separator"}
+OF_TEXT_SIDES_AS_CHATS = _OF_SIDES | {"as_chat", "chat_template"}
+OF_CHAT_SIDES = _OF_SIDES | {"chat_template"}
+OF_JUDGED_CHATS = _OF_LINES | {"messages_key", "label_key", "chat_template", "special"}
 # option -> the data that it requires
 _REQUIRES = {
     "as_chat": "prompts and completions",
@@ -22,6 +28,9 @@ _REQUIRES = {
     "prompt_key": "prompts and completions",
     "completion_key": "prompts and completions",
     "messages_key": "a .jsonl of messages",
+    "chosen_key": "preferences: pairs of a chosen and a rejected completion",
+    "rejected_key": "preferences: pairs of a chosen and a rejected completion",
+    "label_key": "judged completions",
     "separator": "prompts and completions that are not chats",
     "train_on_all": "completions or chats: all tokens of a text count",
     "skip_bad_lines": "a .jsonl",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +11,10 @@ from ..base.errors import DataError
 from .chat import ChatTemplate
 from .chat_forms import ALPACA, MESSAGES, PAIR, SYSTEM, is_sharegpt, messages_of_sharegpt
 from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, PAIR_OPTIONS, check_effective
-from .json_rows import JSON_NAMES, BadRow, JsonRows
+from .forms import TEXTS, Form
+from .json_rows import BadRow, JsonRows
+from .preferences import Judged, Preferences
+from .sample_lines import ChatLine, Keys, Line, Parts, keys_of, pair_of, prompt_of, text_of, turns_of, whole_text
 from .samples import Report, Samples, count_of
 from .special_tokens import RenderedText
 
@@ -24,18 +27,7 @@ _TEXT_HELD = 1 << 24  # maximum characters of a tokenizer batch
 _NAMED = 3  # bad lines that a report names
 
 
-# Parts of a line's text, and whether each counts. bos and eos are added according to the kind of sample.
-_Parts = tuple[list[str], list[bool]]
-
-
-class _ChatLine(NamedTuple):
-    """A chat before it is rendered."""
-
-    messages: Any
-    tools: Any
-
-
-_Line = _Parts | _ChatLine | BadRow
+_Encoded = tuple[np.ndarray, np.ndarray]  # tokens i32, counted bool
 
 
 class JsonLines:
@@ -53,7 +45,9 @@ class JsonLines:
         adapter_template: str | None,
         skip_bad_lines: bool,
         asked: set[str],
+        form: Form = TEXTS,
     ) -> None:
+        self.form = form
         self.rows, self.path, self.tokenizer = rows, rows.name, tokenizer
         self.separator, self.as_chat, self.all, self.special = separator, as_chat, train_on_all, special
         self.template = adapter_template if chat_template is None else chat_template
@@ -63,21 +57,24 @@ class JsonLines:
         self.chat: ChatTemplate | None = None
         self.tokens: list[np.ndarray] = []
         self.counted: list[np.ndarray] = []
+        self.values: list[tuple[float, ...]] = []  # of each sample
 
-    def read(
-        self, text_key: str, prompt_keys: list[str] | None, completion_key: str | None, messages_key: str | None
-    ) -> Samples:
-        """Read all samples. None: the key is chosen by the first line."""
-        take: Callable[[dict[str, Any]], Any] | None = None
-        waiting: list[tuple[int, _Line]] = []
+    def read(self, keys: Keys) -> Samples:
+        """Read all samples. Keys that are None are chosen by the first line."""
+        take: Callable[[dict[str, Any]], Line | None] | None = None
+        waiting: list[tuple[int, Line | BadRow]] = []
         line = 0
         for line, row in self.rows:
             try:
                 if isinstance(row, BadRow):
                     raise row
                 if take is None:
-                    take = self._decide(row, line, text_key, prompt_keys, completion_key, messages_key)
-                waiting.append((line, take(row)))
+                    take = self._decide(row, line, keys)
+                sample = take(row)
+                if sample is None:
+                    self.report.skip("identical sides")
+                    continue
+                waiting.append((line, sample))
             except BadRow as error:
                 waiting.append((line, error))
             if len(waiting) == _LINES or (isinstance(waiting[-1][1], BadRow) and not self.skip_bad):
@@ -91,7 +88,17 @@ class JsonLines:
                 + (f"; {left_out}" if left_out else "")
             )
         starts = np.concatenate([[0], np.cumsum([len(t) for t in self.tokens])]).astype(np.int64)
-        return Samples(np.concatenate(self.tokens), np.concatenate(self.counted), starts, self.report)
+        values = np.array(self.values, np.float32) if self.values[0] else None
+        if self.form.kind == "judged" and values is not None and (values == values[0]).all():
+            label = "true" if values[0, 0] else "false"
+            raise DataError(
+                f"{self.path}: the label of all {count_of(len(values), 'sample')} is {label}; need completions with the"
+                " label true and others with false"
+            )
+        return Samples(
+            np.concatenate(self.tokens), np.concatenate(self.counted), starts, self.report, False, self.form.parts,
+            values,
+        )  # fmt: skip
 
     def _bad(self, line: int, reason: str) -> None:
         if not self.skip_bad:
@@ -108,19 +115,26 @@ class JsonLines:
 
     # -- kinds of lines ------------------------------------------------------------------------------------------
 
-    def _decide(
-        self,
-        row: dict[str, Any],
-        line: int,
-        text_key: str,
-        given_prompts: list[str] | None,
-        given_completion: str | None,
-        given_messages: str | None,
-    ) -> Callable[[dict[str, Any]], Any]:
-        """Choose the kind of the lines (texts, pairs or chats) by the keys of the first line and the options."""
-        messages_key = given_messages or next((key for key in MESSAGES if key in row), MESSAGES[0])
-        prompt_keys, completion_key = given_prompts or [PAIR[0]], given_completion or PAIR[1]
-        if given_prompts is None and given_completion is None and {ALPACA[0], ALPACA[2]} <= set(row) - set(PAIR):
+    def _decide(self, row: dict[str, Any], line: int, keys: Keys) -> Callable[[dict[str, Any]], Line | None]:
+        """Choose the kind of the lines by the form, the keys of the first line and the options."""
+        if self.form.kind == "texts":
+            return self._decide_text(row, line, keys)
+        report, where, first = self.report, self.rows.where(line), f"{self.rows.unit} {line}"
+        kind = Preferences if self.form.kind == "preferences" else Judged
+        reader = kind(row, where, first, keys, self.separator, self.as_chat, self.asked)
+        report.kind, report.counts = reader.kind, reader.counts
+        if reader.chats:
+            self._load_template()
+        report.keys = tuple(k for k in reader.used if k in row)
+        report.unused = tuple(k for k in row if k not in reader.used)
+        return reader.take
+
+    def _decide_text(self, row: dict[str, Any], line: int, keys: Keys) -> Callable[[dict[str, Any]], Line]:
+        """Choose texts, pairs or chats."""
+        text_key = keys.text or "text"
+        messages_key = keys.messages or next((key for key in MESSAGES if key in row), MESSAGES[0])
+        prompt_keys, completion_key = keys.prompts or [PAIR[0]], keys.completion or PAIR[1]
+        if keys.prompts is None and keys.completion is None and {ALPACA[0], ALPACA[2]} <= set(row) - set(PAIR):
             *prompt_keys, completion_key = ALPACA
         report, where, first = self.report, self.rows.where(line), f"{self.rows.unit} {line}"
         answers = "all tokens" if self.all else "completions"
@@ -155,7 +169,7 @@ class JsonLines:
             take = lambda row: self._take_text(row, text_key, first)  # noqa: E731
         else:
             raise DataError(
-                f"{where}: the keys are {_keys(row)}; need {messages_key}, or"
+                f"{where}: the keys are {keys_of(row)}; need {messages_key}, or"
                 f" {' or '.join(prompt_keys)} with {completion_key}, or {text_key};"
                 " name others by messages_key=, prompt_key=, completion_key=, text_key= (--messages-key, ...)"
             )
@@ -169,83 +183,86 @@ class JsonLines:
         self.chat = ChatTemplate.of(tokenizer, self.template, special=self.special)
         self.report.kind += self.through
 
-    def _take_text(self, row: dict[str, Any], key: str, first: str) -> _Parts:
-        return [_text(row, key, first)], [True]
+    def _take_text(self, row: dict[str, Any], key: str, first: str) -> Line:
+        return Line([([text_of(row, key, first)], [True])])
 
-    def _take_pair(self, row: dict[str, Any], keys: list[str], completion_key: str, first: str) -> Any:
-        given = [_text(row, key, first) for key in keys if row.get(key) not in (None, "")]
-        completion = _text(row, completion_key, first)
-        if not given and not any(key in row for key in keys):
-            _text(row, keys[0], first)
-        prompt = "\n".join(given)
-        if self.as_chat:
-            return _ChatLine([{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}], None)
-        if prompt and completion and not prompt[-1].isspace() and not completion[0].isspace():
-            completion = self.separator + completion
-        return [prompt, completion], [False, True]
+    def _take_pair(self, row: dict[str, Any], keys: list[str], completion_key: str, first: str) -> Line:
+        if not any(key in row for key in keys):
+            text_of(row, completion_key, first)  # its absence is reported first
+        prompt, completion = prompt_of(row, keys, first), text_of(row, completion_key, first)
+        return Line([turns_of(prompt, completion) if self.as_chat else pair_of(prompt, completion, self.separator)])
 
-    def _take_chat(self, row: dict[str, Any], key: str, first: str) -> Any:
+    def _take_chat(self, row: dict[str, Any], key: str, first: str) -> Line:
         if key not in row:
-            raise BadRow(f"the keys are {_keys(row)}; need {key}, as in {first}")
+            raise BadRow(f"the keys are {keys_of(row)}; need {key}, as in {first}")
         if not is_sharegpt(row, key):
-            return _ChatLine(row[key], row.get("tools"))
+            return Line([ChatLine(row[key], row.get("tools"))])
         try:
-            return _ChatLine(messages_of_sharegpt(row, key), row.get("tools"))
+            return Line([ChatLine(messages_of_sharegpt(row, key), row.get("tools"))])
         except DataError as error:
             raise BadRow(str(error)) from None
 
-    def _keep_all(self, waiting: list[tuple[int, _Line]]) -> None:
+    def _keep_all(self, waiting: list[tuple[int, Line | BadRow]]) -> None:
         """Tokenise the samples of these lines, and report the bad lines, in the order of the file."""
-        taken: list[tuple[int, _Parts]] = []
+        taken: list[tuple[int, list[Parts], tuple[float, ...]]] = []
         size = 0
-        for line, sample in self._split(waiting):
+        for line, sample, values in self._split(waiting):
             if isinstance(sample, BadRow):
                 self._encode(taken)
                 taken, size = [], 0
                 self._bad(line, str(sample))
                 continue
-            taken.append((line, sample))
-            size += sum(map(len, sample[0]))
+            taken.append((line, sample, values))
+            size += sum(len(text) for texts, _ in sample for text in texts)
             if size > _TEXT_HELD:
                 self._encode(taken)
                 taken, size = [], 0
         self._encode(taken)
 
-    def _split(self, waiting: list[tuple[int, _Line]]) -> Iterator[tuple[int, _Parts | BadRow]]:
+    def _split(
+        self, waiting: list[tuple[int, Line | BadRow]]
+    ) -> Iterator[tuple[int, list[Parts] | BadRow, tuple[float, ...]]]:
         """The same lines with each chat rendered to parts: many chats per request to the template process."""
-        chats = [(sample.messages, sample.tools) for _, sample in waiting if isinstance(sample, _ChatLine)]
+        lines = [sample for _, sample in waiting if not isinstance(sample, BadRow)]
+        chats = [(one.messages, one.tools) for line in lines for one in line.sequences if isinstance(one, ChatLine)]
         split = iter(()) if self.chat is None else self.chat.split(chats, need_assistant=not self.all)
         for line, sample in waiting:
-            if not isinstance(sample, _ChatLine):
-                yield line, sample
+            if isinstance(sample, BadRow):
+                yield line, sample, ()
                 continue
-            try:
-                parts = next(split)
-            except DataError as error:  # of the template: all other lines fail, too
-                raise DataError(f"{self.rows.where(line)}: {error}") from None
-            yield line, _chat_parts(parts)
+            parts: list[Parts | BadRow] = []
+            for one in sample.sequences:
+                if not isinstance(one, ChatLine):
+                    parts.append(one)
+                    continue
+                try:
+                    rendered = next(split)
+                except DataError as error:  # of the template: all other lines fail, too
+                    raise DataError(f"{self.rows.where(line)}: {error}") from None
+                parts.append(_chat_parts(rendered, one, self.all))
+            bad = next((one for one in parts if isinstance(one, BadRow)), None)
+            yield line, bad or [one for one in parts if not isinstance(one, BadRow)], sample.values
 
     # -- tokens --------------------------------------------------------------------------------------------------
 
-    def _encode(self, waiting: list[tuple[int, _Parts]]) -> None:
+    def _encode(self, waiting: list[tuple[int, list[Parts], tuple[float, ...]]]) -> None:
         """Tokenise samples and keep those that have something to learn."""
         special = self.special or self.chat is not None
         try:
-            encoded = self.tokenizer.encode_parts([texts for _, (texts, _) in waiting], special)
-        except DataError:
-            if len(waiting) > 1:
-                for one in waiting:
-                    self._encode([one])
-                return
-            try:
-                self.tokenizer.encode_parts([waiting[0][1][0]], special)
-            except DataError as error:
+            encoded = iter(
+                self.tokenizer.encode_parts([texts for _, sample, _ in waiting for texts, _ in sample], special)
+            )
+        except DataError as error:
+            if len(waiting) == 1:
                 self._bad(waiting[0][0], str(error))
+                return
+            for one in waiting:
+                self._encode([one])
             return
-        for (_, (texts, flags)), ids in zip(waiting, encoded, strict=True):
+        for _, sample, values in waiting:
             if not self.special:
-                self.report.as_text += any(self._has_plain_control(text) for text in texts)
-            self._keep(*self._around(texts, flags, ids))
+                self.report.as_text += any(self._has_plain_control(text) for texts, _ in sample for text in texts)
+            self._keep([self._around(texts, flags, next(encoded)) for texts, flags in sample], values)
 
     def _has_plain_control(self, text: str) -> bool:
         return isinstance(text, RenderedText) if self.chat is not None else self.tokenizer.control_in(text) is not None
@@ -265,44 +282,41 @@ class JsonLines:
         counted = np.repeat([False, *flags, True], [len(first), *map(len, ids), len(last)])
         return tokens, counted | self.all
 
-    def _keep(self, tokens: np.ndarray, counted: np.ndarray) -> None:
-        counted[:1] = False  # nothing comes before it
-        which = np.flatnonzero(counted)
-        if tokens.size < 2:
+    def _keep(self, parts: list[_Encoded], values: tuple[float, ...]) -> None:
+        for _, counted in parts:
+            counted[:1] = False  # nothing comes before it
+        if any(tokens.size < 2 for tokens, _ in parts):
             self.report.skip("too short: nothing to predict")
-        elif not which.size:
+            return
+        if not all(counted.any() for _, counted in parts):
             self.report.skip("no token that counts")
-        else:  # tokens after the last one that counts are not needed
-            self.tokens.append(tokens[: which[-1] + 1])
-            self.counted.append(counted[: which[-1] + 1])
+            return
+        for tokens, counted in parts:  # tokens after the last one that counts are not needed
+            end = int(np.flatnonzero(counted)[-1]) + 1
+            self.tokens.append(tokens[:end])
+            self.counted.append(counted[:end])
+        self.values.append(values)
 
 
-def _chat_parts(parts: list[tuple[str, bool]] | DataError) -> _Parts | BadRow:
+def _chat_parts(parts: list[tuple[str, bool]] | DataError, chat: ChatLine, all_count: bool) -> Parts | BadRow:
+    """The texts of a rendered chat. Turns of the assistant in its prompt do not count."""
     if isinstance(parts, DataError):
         return BadRow(str(parts))
     try:
         for text, _ in parts:
-            _whole(text, "the chat")
+            whole_text(text, "the chat")
     except BadRow as error:
         return error
-    return [text for text, _ in parts], [written for _, written in parts]
-
-
-def _text(row: dict[str, Any], key: str, first: str) -> str:
-    if key not in row:
-        raise BadRow(f"the keys are {_keys(row)}; need {key}, as in {first}")
-    if not isinstance(row[key], str):
-        raise BadRow(f"{key} is a {JSON_NAMES.get(type(row[key]), 'JSON object')}; need a text")
-    return _whole(row[key], key)
-
-
-def _whole(text: str, what: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRow(f"{what} holds U+{ord(text[error.start]):04X}, half of a pair; need whole characters") from None
-    return text
-
-
-def _keys(row: dict[str, Any]) -> str:
-    return ascii(", ".join(row))[1:-1][:100] or "none"
+    flags = [written for _, written in parts]
+    turns = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    before = 0 if all_count else sum(i < chat.prompt for i in turns)
+    if before:
+        written = [i for i, flag in enumerate(flags) if flag]
+        if len(written) != len(turns):
+            return BadRow(
+                f"the chat template marks {len(written)} texts for {len(turns)} turns of the assistant, which hides the"
+                " end of the prompt; need a template with one {% generation %} block for each turn"
+            )
+        for i in written[:before]:
+            flags[i] = False
+    return [text for text, _ in parts], flags

@@ -14,41 +14,57 @@ from .samples import Report, Samples, count_of
 
 @dataclass
 class TokenData:
-    """Rows of tokens for training, all i32 [rows, context].
+    """Rows of tokens for training, i32 [rows, L]; L is context, or parts * context for samples of several parts.
 
     tokens     ids; 0 in padding
-    positions  0, 1, 2, ... from the start of each sample; 0 in padding
+    positions  0, 1, 2, ... from the start of each part; 0 in padding
     labels     the next id, or -100 if its prediction is not learned
+
+    Of preferences and judged completions (else None), with K, the most samples of any row:
+    parts      i32 [rows, L]: where the prediction counts the number of the part in its row, from 0: sample * parts +
+               side; at the other places of part p -2 - p; -1 in padding
+    values     f32 [rows, K, 1 + V]: 1 for a sample and 0 beyond the last of a row, then the numbers of the sample
+    samples    i32 [rows, K]: the index of the sample in the packed Samples, -1 beyond the last of a row
     """
 
     tokens: np.ndarray
     positions: np.ndarray
     labels: np.ndarray
     report: Report
+    parts: np.ndarray | None = None
+    values: np.ndarray | None = None
+    samples: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-def pack(samples: Samples, context: int, packing: bool = True) -> TokenData:
-    """Rows of `context` tokens.
+def pack(samples: Samples, context: int, packing: bool = True, prompts: bool = False) -> TokenData:
+    """Rows of `context` tokens, or of parts * context for samples of several parts.
 
     A sample of n tokens takes n - 1 places: its last token is a label only. Samples are placed from the longest to the
     shortest, each into the fullest row with room for it; with packing=False each has its own row. Longer samples are
     truncated, and skipped if no token that counts is left. One long text is cut into consecutive windows, and its last
     row is padded.
 
+    The parts of a sample follow one another in one row; each is truncated to the context, and the sample is skipped if
+    one of them has no token left that counts. Samples are placed by the sum of their places. prompts=True, of
+    preferences and judged completions: labels at all places of a part, its prompt included; TokenData.parts has those
+    that count.
+
     Raises DataError if nothing to train on is left, or a text is shorter than the context; SettingError for values that
-    are not Samples, and for packing=False with one long text.
+    are not Samples, for packing=False with one long text, and for prompts=True with texts or chats.
     """
     if not isinstance(samples, Samples):
         raise SettingError(f"pack: samples is a {type(samples).__name__}; need Samples (gl.llm.read_samples)")
-    packing = as_bool("packing", packing, "pack")
+    packing, prompts = as_bool("packing", packing, "pack"), as_bool("prompts", prompts, "pack")
+    if prompts and samples.parts == 1 and samples.values is None:
+        raise SettingError("pack: prompts=True requires preferences or judged completions; leave it out")
     if samples.stream and not packing:
         raise SettingError("pack: packing=False with one long text, whose windows hold nothing else; leave it out")
     if isinstance(context, bool) or not isinstance(context, (int, np.integer)) or context < 1:
         raise SettingError(setting="context", seen=context, need="a whole number of at least 1")
-    return _windows(samples, int(context)) if samples.stream else _packed(samples, int(context), packing)
+    return _windows(samples, int(context)) if samples.stream else _packed(samples, int(context), packing, prompts)
 
 
 def _windows(samples: Samples, context: int) -> TokenData:
@@ -73,45 +89,80 @@ def _windows(samples: Samples, context: int) -> TokenData:
     return TokenData(tokens.reshape(shape), positions.reshape(shape), labels.reshape(shape), report)
 
 
-def _packed(samples: Samples, context: int, packing: bool) -> TokenData:
+def _packed(samples: Samples, context: int, packing: bool, prompts: bool) -> TokenData:
     report = replace(samples.report, context=context, skipped=dict(samples.report.skipped))
-    sizes = np.diff(samples.starts) - 1  # places
+    count, length = samples.parts, samples.parts * context
+    is_plain = count == 1 and samples.values is None
+    sizes = np.diff(samples.starts) - 1  # places of each part
     fits = np.minimum(sizes, context)
-    keep = np.ones(len(samples), bool)
-    for i in np.flatnonzero(sizes > context):
-        begin = int(samples.starts[i])
-        counts = np.flatnonzero(samples.counted[begin : begin + context + 1])
-        report.cut += 1
-        if not counts.size:
-            keep[i] = False
-            report.cut -= 1
-            report.skip("no token that counts within the context")
-        else:
-            report.cut_tokens += int(sizes[i]) - context
-    which = np.flatnonzero(keep & (sizes > 0))
+    which = _kept(samples, sizes, fits, is_plain, report)
     if not which.size:
         raise DataError(
             f"{report.path}: no sample has a token to learn within {context} tokens; need a longer context, or shorter"
             " samples"
         )
-    row, offset = _places(fits[which], context) if packing else (np.arange(which.size), np.zeros(which.size, np.int64))
+    places = fits.reshape(-1, count).sum(1)[which]
+    row, offset = _places(places, length) if packing else (np.arange(which.size), np.zeros(which.size, np.int64))
     rows = int(row.max()) + 1
-    tokens = np.zeros((rows, context), np.int32)
-    positions = np.zeros((rows, context), np.int32)
-    labels = np.full((rows, context), IGNORED, np.int32)
+    number = _numbers(row, offset)
+    tokens = np.zeros((rows, length), np.int32)
+    positions = np.zeros((rows, length), np.int32)
+    labels = np.full((rows, length), IGNORED, np.int32)
+    parts = None if is_plain else np.full((rows, length), -1, np.int32)
     ramp = np.arange(context, dtype=np.int32)
-    for i, r, at in zip(which.tolist(), row.tolist(), offset.tolist(), strict=True):
-        size, begin = int(fits[i]), int(samples.starts[i])
-        place = slice(at, at + size)
-        tokens[r, place] = samples.tokens[begin : begin + size]
-        positions[r, place] = ramp[:size]
-        after = slice(begin + 1, begin + size + 1)
-        labels[r, place] = np.where(samples.counted[after], samples.tokens[after], IGNORED)
+    for i, r, at, n in zip(which.tolist(), row.tolist(), offset.tolist(), number.tolist(), strict=True):
+        for side in range(count):
+            size, begin = int(fits[i * count + side]), int(samples.starts[i * count + side])
+            place, after = slice(at, at + size), slice(begin + 1, begin + size + 1)
+            tokens[r, place] = samples.tokens[begin : begin + size]
+            positions[r, place] = ramp[:size]
+            counted, following = samples.counted[after], samples.tokens[after]
+            labels[r, place] = following if prompts else np.where(counted, following, IGNORED)
+            if parts is not None:
+                part = n * count + side
+                parts[r, place] = np.where(counted, part, -2 - part)
+            at += size
     report.rows, report.samples = rows, which.size
-    report.tokens = int(fits[which].sum()) + which.size
-    report.counted = int((labels != IGNORED).sum())
-    report.padding = 1 - int(fits[which].sum()) / (rows * context)
-    return TokenData(tokens, positions, labels, report)
+    report.tokens = int(places.sum()) + which.size * count
+    report.counted = int((labels != IGNORED).sum() if parts is None else (parts >= 0).sum())
+    report.padding = 1 - int(places.sum()) / (rows * length)
+    if parts is None:
+        return TokenData(tokens, positions, labels, report)
+    width = 0 if samples.values is None else samples.values.shape[1]
+    values = np.zeros((rows, int(number.max()) + 1, 1 + width), np.float32)
+    values[row, number, 0] = 1
+    if samples.values is not None:
+        values[row, number, 1:] = samples.values[which]
+    index = np.full(values.shape[:2], -1, np.int32)
+    index[row, number] = which
+    return TokenData(tokens, positions, labels, report, parts, values, index)
+
+
+def _kept(samples: Samples, sizes: np.ndarray, fits: np.ndarray, is_plain: bool, report: Report) -> np.ndarray:
+    """The samples that have tokens to learn within the context; those that are cut or skipped are reported."""
+    count = samples.parts
+    total = np.concatenate([[0], np.cumsum(samples.counted, dtype=np.int64)])
+    counted = total[samples.starts[:-1] + fits + 1] - total[samples.starts[:-1]]  # of each part, within the context
+    is_cut = (sizes > fits).reshape(-1, count).any(1)
+    keep = (counted.reshape(-1, count) > 0).all(1)
+    if is_plain:
+        keep |= ~is_cut
+    report.cut += int((is_cut & keep).sum())
+    report.cut_tokens += int((sizes - fits).reshape(-1, count).sum(1)[is_cut & keep].sum())
+    if not keep.all():
+        reason = "a side has no token that counts" if count > 1 else "no token that counts"
+        reason += " within the context"
+        report.skipped[reason] = report.skipped.get(reason, 0) + int((~keep).sum())
+    return np.flatnonzero(keep & (sizes > 0).reshape(-1, count).all(1))
+
+
+def _numbers(row: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """The number of each sample in its row, from 0."""
+    order = np.lexsort((offset, row))
+    first = np.searchsorted(row[order], row[order])
+    number = np.empty(row.size, np.int64)
+    number[order] = np.arange(row.size) - first
+    return number
 
 
 def _places(sizes: np.ndarray, context: int) -> tuple[np.ndarray, np.ndarray]:

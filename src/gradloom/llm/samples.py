@@ -33,11 +33,12 @@ class Report:
     padding: float = 0.0  # share of the rows' places
     cut: int = 0  # samples longer than the context
     cut_tokens: int = 0  # tokens left out of them
+    parts: int = 1  # token sequences of a sample; each has at most `context` tokens of a row
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values by name."""
+        """JSON values by name, except parts."""
         return {
-            **vars(self),
+            **{name: value for name, value in vars(self).items() if name != "parts"},
             "keys": list(self.keys),
             "unused": list(self.unused),
             "bad": list(self.bad),
@@ -50,7 +51,8 @@ class Report:
             f" {self.counted:,} to learn ({self.counts})"
         ]
         if self.rows:
-            lines.append(f"{count_of(self.rows, 'row')} of {self.context} tokens, {self.padding:.1%} padding")
+            length = f"{self.parts} x {self.context}" if self.parts > 1 else self.context
+            lines.append(f"{count_of(self.rows, 'row')} of {length} tokens, {self.padding:.1%} padding")
         if self.unused:
             lines.append(f"keys not read: {in_one_line(', '.join(self.unused))}")
         if self.as_text:
@@ -71,29 +73,40 @@ class Report:
 
 
 class Samples:
-    """Tokens of samples, concatenated.
+    """Tokens of samples, concatenated. A sample consists of one or several token sequences, its parts.
 
     tokens   i32 [n], of all samples
-    counted  bool [n]: whether the prediction of this token is learned; False for the first of a sample
-    starts   i64 [samples + 1]: the start of each sample, and the end
+    counted  bool [n]: whether the prediction of this token is learned; False for the first of a part
+    starts   i64 [samples * parts + 1]: the start of each part, and the end
     stream   True for one long text, which pack cuts into windows
+    parts    token sequences of a sample: 2 of preferences, chosen and rejected
+    values   f32 [samples, V], numbers of each sample: its margin; of judged completions 1 (good) or 0 (bad); or None
     report   counts of the file
     """
 
     def __init__(
-        self, tokens: np.ndarray, counted: np.ndarray, starts: np.ndarray, report: Report, stream: bool = False
+        self,
+        tokens: np.ndarray,
+        counted: np.ndarray,
+        starts: np.ndarray,
+        report: Report,
+        stream: bool = False,
+        parts: int = 1,
+        values: np.ndarray | None = None,
     ) -> None:
         self.tokens, self.counted, self.starts = tokens, counted, starts
-        self.stream = stream
-        self.report = replace(report, samples=len(self), tokens=tokens.size, counted=int(counted.sum()))
+        self.stream, self.parts, self.values = stream, parts, values
+        self.report = replace(
+            report, samples=len(self), tokens=tokens.size, counted=int(counted.sum()), parts=parts
+        )  # fmt: skip
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return (len(self.starts) - 1) // self.parts
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens i32, counted bool) of a sample."""
-        i = range(len(self))[i]
-        part = slice(int(self.starts[i]), int(self.starts[i + 1]))
+        """(tokens i32, counted bool) of a sample, its parts one after another."""
+        i = range(len(self))[i] * self.parts
+        part = slice(int(self.starts[i]), int(self.starts[i + self.parts]))
         return self.tokens[part], self.counted[part]
 
     def __repr__(self) -> str:
@@ -113,12 +126,14 @@ class Samples:
         return self._take(np.sort(first), self.report), self._take(np.sort(last), without_skipped)
 
     def _take(self, which: np.ndarray, report: Report) -> Samples:
-        sizes = np.diff(self.starts)[which]
-        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         picked = np.zeros(len(self), bool)
         picked[which] = True  # in the order of the file
-        of_token = np.repeat(picked, np.diff(self.starts))
-        return Samples(self.tokens[of_token], self.counted[of_token], starts, report)
+        of_part = np.repeat(picked, self.parts)
+        sizes = np.diff(self.starts)
+        starts = np.concatenate([[0], np.cumsum(sizes[of_part])]).astype(np.int64)
+        of_token = np.repeat(of_part, sizes)
+        values = None if self.values is None else self.values[picked]
+        return Samples(self.tokens[of_token], self.counted[of_token], starts, report, False, self.parts, values)
 
 
 def count_of(count: int, what: str) -> str:

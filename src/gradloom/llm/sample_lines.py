@@ -1,0 +1,91 @@
+"""Lines of data before their texts are tokenised, and the values of their keys."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .json_rows import JSON_NAMES, BadRow
+
+# Parts of a line's text, and whether each counts. bos and eos are added according to the kind of sample.
+Parts = tuple[list[str], list[bool]]
+
+
+class ChatLine(NamedTuple):
+    """A chat before it is rendered. prompt: leading messages whose turns of the assistant do not count."""
+
+    messages: Any
+    tools: Any
+    prompt: int = 0
+
+
+class Line(NamedTuple):
+    """The token sequences of a sample (one, or one for each side of a preference), and its numbers."""
+
+    sequences: list[Parts | ChatLine]
+    values: tuple[float, ...] = ()
+
+
+class Keys(NamedTuple):
+    """Names of keys that the caller gave; None: the default."""
+
+    text: str | None = None
+    prompts: list[str] | None = None
+    completion: str | None = None
+    messages: str | None = None
+    chosen: str | None = None
+    rejected: str | None = None
+    label: str | None = None
+
+
+def text_of(row: dict[str, Any], key: str, first: str) -> str:
+    """The text under a key. Raises BadRow for a missing key, another value, or half a character; first: line 1."""
+    if not isinstance(value_of(row, key, first), str):
+        raise BadRow(f"{key} is a {name_of(row[key])}; need a text")
+    return whole_text(row[key], key)
+
+
+def value_of(row: dict[str, Any], key: str, first: str) -> Any:
+    """The value of a key. Raises BadRow if it is missing; first: the line that decides the keys, such as line 1."""
+    if key not in row:
+        raise BadRow(f"the keys are {keys_of(row)}; need {key}, as in {first}")
+    return row[key]
+
+
+def name_of(value: object) -> str:
+    """The JSON type of a value, for messages."""
+    return JSON_NAMES.get(type(value), "JSON object")
+
+
+def whole_text(text: str, name: str) -> str:
+    """The text. Raises BadRow if it contains half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow(f"{name} holds U+{ord(text[error.start]):04X}, half of a pair; need whole characters") from None
+    return text
+
+
+def keys_of(row: dict[str, Any]) -> str:
+    """The keys of a row, for messages."""
+    return ascii(", ".join(row))[1:-1][:100] or "none"
+
+
+def prompt_of(row: dict[str, Any], keys: list[str], first: str) -> str:
+    """The texts of these keys that are not empty, joined by line ends. Raises BadRow if the row has none of the keys,
+    or a value that is not a text."""
+    given = [text_of(row, key, first) for key in keys if row.get(key) not in (None, "")]
+    if not given and not any(key in row for key in keys):
+        text_of(row, keys[0], first)
+    return "\n".join(given)
+
+
+def pair_of(prompt: str, completion: str, separator: str) -> Parts:
+    """A prompt and its completion; the separator, inserted if neither has a blank there, belongs to the completion."""
+    if prompt and completion and not prompt[-1].isspace() and not completion[0].isspace():
+        completion = separator + completion
+    return [prompt, completion], [False, True]
+
+
+def turns_of(prompt: str, completion: str) -> ChatLine:
+    """A prompt and its completion as a chat of two turns."""
+    return ChatLine([{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}], None, 1)
