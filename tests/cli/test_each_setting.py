@@ -72,6 +72,9 @@ ODD: dict[str, list[Any]] = {
     "prompt_key": [3, "nothing"],
     "completion_key": [3, "nothing"],
     "messages_key": [3, "nothing"],
+    "chosen_key": [3, "nothing"],
+    "rejected_key": [3, "nothing"],
+    "label_key": [3, "nothing"],
     "as_chat": [True],
     "skip_bad_lines": [True],
     "loss_on": ["assistant"],
@@ -88,6 +91,7 @@ NOT_AS_OPTION = {  # what an option cannot say, or says rightly
     "weight_column": [3], "target": [3], "missing": [3, [3], [""]], "encoding": [3],
     "monitor": [3], "gpu_layers": [HUGE],
     "text_key": [3], "prompt_key": [3], "completion_key": [3], "messages_key": [3],
+    "chosen_key": [3], "rejected_key": [3], "label_key": [3],
     "sample_prompt": ["once", [3], []], "freeze": ["*.bias", [3]], "targets": ["attn_q", [3]], "log": ["csv", 3],
     "out": ["t.csv/out"], "hidden": ["64", 3], "val": [{"a": 3}, {"": "t.csv"}, {"a.b": "t.csv"}, {"a": ""}],
 }  # fmt: skip

@@ -24,6 +24,7 @@ MEASURED = {
 }  # fmt: skip
 READS = ["--text-key t", "--prompt-key p", "--completion-key c", "--messages-key m", "--as-chat"]
 READS += ["--chat-template tpl.jinja", "--loss-on assistant", "--skip-bad-lines"]  # of which a text heeds none
+SIDES = ["--chosen-key c", "--rejected-key r", "--label-key l"]  # of objectives that learn from preferences
 TRAIN = "finetune m.gguf t.txt --context 32 --lr 0.01 --out o.gguf"
 # command line -> (options that change something, options that are refused)
 TABLE: dict[str, tuple[list[str], list[str]]] = {
@@ -35,7 +36,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--train-dtype f32", "--exchange fast", "--parallel fork", "--out o.bin", "--weight-decay -1",
          "--sample-every 1steps", "--on-nonfinite go", "--state-bits 8", "--state-bits 16",
          "--optimizer lino", "--eval-rows 0", "--keep 0",
-         "--precision f16", "--device nowhere", *READS],
+         "--precision f16", "--device nowhere", *READS, *SIDES],
     ),
     TRAIN + " --lora base.gguf": (
         ["--dropout 0.3", "--seed 1"],
@@ -81,7 +82,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
          "--threads 2", "--method full", "--precision bf16", "--dropout 0.1", "--max-norm 1", "--freeze blk.0.*",
          "--sample-prompt once", "--val-split 0", "--ema 0.9", "--lora base.gguf"],
         ["--train-dtype f32", "--method full --rank 4", "--precision f16", "--val t.txt", "--eval-rows 2", "--special",
-         *READS],
+         *READS, *SIDES],
     ),
     "plan m.gguf --method full": (["--state-bits 8"], ["--state-bits 8 --optimizer rmsprop", "--state-bits 16"]),
     "plan m.gguf p.jsonl --context 64 --val-split 0.4": (

@@ -258,6 +258,15 @@ class DataOptions:
     messages_key: str | None = command_option(
         PLANNED, "Key of the messages in .jsonl. [default: messages or conversations]"
     )
+    chosen_key: str | None = command_option(
+        PLANNED, "Key of the chosen completion in .jsonl of preferences. [default: chosen]"
+    )
+    rejected_key: str | None = command_option(
+        PLANNED, "Key of the rejected completion in .jsonl of preferences. [default: rejected]"
+    )
+    label_key: str | None = command_option(
+        PLANNED, "Key of the label (true, false) in .jsonl of judged completions. [default: label]"
+    )
     as_chat: bool = command_option(
         PLANNED, "Format prompt and completion as question and answer by the chat template.", False
     )

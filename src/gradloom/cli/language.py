@@ -34,18 +34,20 @@ _TEMPLATE_BYTES = 1 << 20
 def data_options(
     text_key: str | None, prompt_key: str | None, completion_key: str | None, messages_key: str | None, as_chat: bool,
     chat_template: str | None, loss_on: str | None, skip_bad_lines: bool,
-    special: bool,
+    special: bool, chosen_key: str | None = None, rejected_key: str | None = None, label_key: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The options as llm.data.read_samples takes them; SettingError for a --loss-on that is not known, FileError for
     a template that cannot be read."""
     from .common import need_one_of
 
     need_one_of("loss_on", loss_on, ("assistant", "all"))
+    of_sides = {"chosen_key": chosen_key, "rejected_key": rejected_key, "label_key": label_key}
     return {
         "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
         "as_chat": as_chat, "chat_template": read_template(chat_template),
         "train_on_all": None if loss_on is None else loss_on == "all",
         "skip_bad_lines": skip_bad_lines, "special": special,
+        **{name: value for name, value in of_sides.items() if value is not None},  # a resume compares those given
     }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .data import read_samples
     from .evaluate import Perplexity, evaluate
     from .finetune import Run, finetune
+    from .forms import Form
     from .generate import generate
     from .lora import LoRA, TrainedTensors
     from .memory_plan import MemoryPlan
@@ -33,6 +34,7 @@ __all__ = [
     "ChatTemplate",
     "Comparison",
     "Conversation",
+    "Form",
     "LoRA",
     "MemoryPlan",
     "Merged",
@@ -66,6 +68,7 @@ _HOMES = {
     ".data": "read_samples",
     ".evaluate": "Perplexity evaluate",
     ".finetune": "Run finetune",
+    ".forms": "Form",
     ".generate": "generate",
     ".lora": "LoRA TrainedTensors",
     ".merge": "Merged merge",

@@ -140,7 +140,7 @@ def read_samples(
             f"read_samples: tokenizer is a {type(tokenizer).__name__}; need that of the model (Model.tokenizer)"
         )
     if not isinstance(form, Form):
-        raise SettingError(f"read_samples: form is a {type(form).__name__}; need a Form (gradloom.llm.forms)")
+        raise SettingError(f"read_samples: form is a {type(form).__name__}; need a gl.llm.Form")
     given: dict[str, Any] = {
         "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
         "chosen_key": chosen_key, "rejected_key": rejected_key, "label_key": label_key,

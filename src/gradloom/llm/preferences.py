@@ -176,8 +176,10 @@ def common_prompt(chosen: str, rejected: str) -> int:
     A space there belongs to the completions, as it does to the tokens of words; other blanks to the prompt. At least
     one character of each text is completion.
     """
-    most = min(len(chosen), len(rejected)) - 1
-    at = next((i for i in range(most) if chosen[i] != rejected[i]), most)
+    at, most = 0, min(len(chosen), len(rejected)) - 1
+    while at < most:  # binary search of the length of the common start
+        middle = (at + most + 1) // 2
+        at, most = (middle, most) if chosen[:middle] == rejected[:middle] else (at, middle - 1)
     while at and not chosen[at - 1].isspace():
         at -= 1
     return at - (at > 0 and chosen[at - 1] == " ")
