@@ -37,7 +37,8 @@ from .compile_cache import CompileCache
 from .objective import BatchGraph, Objective
 from .result import Result
 from .source import RowSource
-from .steps import CALL_SECONDS, NO_COMMON_WEIGHT, Call, OnProgress, Steps
+from .step_programs import NO_COMMON_WEIGHT
+from .steps import CALL_SECONDS, Call, OnProgress, Steps
 
 REPORT_SECONDS = 0.1  # between two reports of a training pass
 DATA_BYTES, WEIGHT_BYTES = 64 << 20, 1 << 20  # larger data sets and mapped weights are compared by samples of this size

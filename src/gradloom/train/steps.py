@@ -1,5 +1,6 @@
 """Steps: the driver of training and evaluation: rows -> micro-batches -> compiled programs -> native calls -> Result.
 
+StepPrograms    compiles micro-batches (step_programs.py)
 Steps           one process: a step is one program, or an accumulation window of several micro-batches
 SumSteps        several ranks: micro-batches are summed, and one program ends the step (rank_steps.py)
   RankSteps       the ranks share the micro-batches of a batch of rows
@@ -9,34 +10,23 @@ SumSteps        several ranks: micro-batches are summed, and one program ends th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
 from ..base.errors import GuardTripped, IndexOutOfRange, NonFiniteError, NotFinite, SettingError
-from ..graph.graph import reachable, storage_leaf
-from ..graph.leaves import Parameter
 from ..graph.stored import Stored, copies, replace
-from ..graph.structure import structure
-from ..graph.value import Value
 from ..optim.state import OptimizerState
-from ..parallel.agree import largest_of
-from ..parallel.communicator import Communicator
-from ..run.budget import ProcessBudget
-from ..run.compile import compile as compile_program
 from ..run.diagnose import step_error
 from ..step.exchange import Exchange
-from ..step.step import end_step, random_settings
+from ..step.step import random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .compile_cache import CompileCache
-from .metrics import NOTHING, Measures
-from .objective import BatchGraph
 from .result import Mark, Result
-from .source import FeedSource, RowSource
+from .source import FeedSource
+from .step_programs import StepPrograms, written_by
 
-T = TypeVar("T")
 Failed = GuardTripped | NotFinite | IndexOutOfRange  # why a micro-batch was not applied
 # the program, micro-batches done, the outputs of each as in CompiledBatch.outputs, why the next one failed
 Call = tuple[CompiledBatch, int, list[np.ndarray], Failed | None]
@@ -44,23 +34,11 @@ OnProgress = Callable[[int], None]  # called with the rows that are done
 
 CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are handled in between
 CALL_BYTES = 64 << 20  # the most that it may record
-NO_COMMON_WEIGHT = (
-    "the losses have different weights (labels that are ignored, masks): their means do not add up over micro-batches "
-    "or ranks; need micro_batch_size=batch_size in one process, or one value per row with row weights of the data"
-)
 
 
-def written_by(run: Any) -> dict[Stored, None]:
-    """The arrays that a program writes, in its order."""
-    leaves = [storage_leaf(value) for value in run.program.effects]
-    return dict.fromkeys(leaf.stored for leaf in leaves if isinstance(leaf, Parameter))
+class Steps(StepPrograms):
+    """Runs the micro-batches of an objective.
 
-
-class Steps:
-    """Compiles and runs the micro-batches of an objective.
-
-    build      "grad": gradients into accumulators, no update; "opt": the whole step
-    accumulate micro-batches per optimiser step
     skips      `run` leaves out a batch whose loss or gradient is not finite: its rows and its random step are
                consumed, the optimiser's step is not
     .done      rows that the last `run` of training rows has consumed: those of whole optimiser steps
@@ -72,7 +50,6 @@ class Steps:
     statistics and the Result are restored to their state before its first one.
     """
 
-    ranks: Communicator | None = None  # those that train together
     exchange = "none"  # how they sum up their gradients
     _before: dict[Stored, np.ndarray]  # running statistics when the window was opened
     _result: tuple[Result, Mark] | None  # the window's result, and its mark then
@@ -84,23 +61,12 @@ class Steps:
         state: OptimizerState,
         *,
         seed: int,
-        max_norm: float,
-        max_value: float,
         skips: bool,
-        options: dict[str, Any],
-        build: str = "opt",
-        accumulate: int = 1,
-        dynamic: bool = False,
-        budget: ProcessBudget | None = None,
+        **settings: Any,
     ) -> None:
-        self.objective, self.cache, self.state = objective, cache, state
-        self.build, self.accumulate, self.dynamic, self.skips = build, accumulate, dynamic, skips
-        self.seed, self.options, self.budget = seed, options, budget
-        self.max_norm, self.max_value = max_norm, max_value
-        self.keeps_gradients = build == "grad" or accumulate > 1
-        self.compiled: dict[Hashable, CompiledBatch] = cache.table()
-        self._result_bytes: dict[Hashable, int] = {}  # of passes, by their rows
-        self._is_within = False  # inside of within_budget
+        """settings: those of StepPrograms."""
+        super().__init__(objective, cache, state, **settings)
+        self.seed, self.skips = seed, skips
         self.done = self.skipped = 0
         self.reset()
 
@@ -136,7 +102,7 @@ class Steps:
             steps = self.programs_of(rows)
             size = rows.batch_size if rows.backward and not self.keeps_gradients else rows.micro_size
             whole = max((step.run.record_bytes for step in steps), default=0) * -(-rows.count // size)
-            self._result_bytes[rows.source, rows.backward] = 2 * whole + min(whole, CALL_BYTES)
+            self.result_bytes[rows.source, rows.backward] = 2 * whole + min(whole, CALL_BYTES)
             return steps
 
         return self.within_budget(build)
@@ -353,102 +319,3 @@ class Steps:
         """Arrays that the steps so far wrote, but for those of the optimiser's moments."""
         buffers = [p.stored for exchange in self.exchanges for p in exchange.buffers]
         return [*(stored for step in self.compiled.values() for stored in written_by(step.run)), *buffers]
-
-    # ---- building --------------------------------------------------------------------------------------------
-
-    def program(self, outputs: Sequence[Value], updates: Sequence[Value] = ()) -> Any:
-        """Compile a program with the options of the steps."""
-        if self.budget is not None:
-            return self.budget.compile(outputs, updates, self.options)
-        return compile_program(outputs, updates, **self.options)
-
-    def within_budget(
-        self, build: Callable[[int], T], sizes: Sequence[int] = (0,), more: Callable[[], int] = lambda: 0
-    ) -> T:
-        """What build(size) compiles, of the first size with which the process stays below the memory budget: with its
-        programs, the results of passes and more() bytes. They are planned before; BudgetError where no size is small
-        enough. Without a budget, of the first size."""
-        budget, size = self.budget, sizes[0]
-        if budget is None or self._is_within:
-            return build(size)
-        self._is_within = True
-        try:
-            with self.cache.trying() as drop:
-                size = budget.first_within(
-                    sizes, build, forget=drop, more=lambda: more() + sum(self._result_bytes.values()),
-                    largest=partial(largest_of, self.ranks),
-                )  # fmt: skip
-            return build(size)
-        finally:
-            self._is_within = False
-
-    def compiled_for(
-        self,
-        source: RowSource | FeedSource,
-        rows: int,
-        backward: bool,
-        update: bool,
-        measures: Measures = NOTHING,
-    ) -> CompiledBatch:
-        """The program of a micro-batch of n rows; update: it ends in an optimiser step; measures: of its outputs."""
-        key: tuple[Hashable, ...] = (source.key, rows, backward, update, measures)
-        if self.dynamic:
-            graph = self.objective.graph(source, rows, backward, measures)
-            others = self._others(graph.parameters, update)
-            nodes = reachable(graph.outputs)
-            statistics = [v for node in nodes for v in node.effects]
-            wires = structure([*graph.outputs, *(graph.grads or ()), *statistics])
-            devices = tuple(node.device for node in nodes)  # their gradients run on the same ones
-            key = (*key, wires, devices, self._update_key(graph.parameters, others, update))
-            if key not in self.compiled:
-                self.compiled[key] = self._compile(graph, update, others)
-            return self.compiled[key]
-
-        def make(others: Sequence[Parameter] = ()) -> CompiledBatch:
-            return self._compile(self.objective.graph(source, rows, backward, measures), update, others)
-
-        def build(_: int) -> CompiledBatch:
-            step = self.cache.get(self.compiled, key, backward, make)
-            others = self._others(step.parameters, update)
-            update_key = self._update_key(step.parameters, others, update)
-            if update_key != step.update_key:
-                step = self.cache.get(self.compiled, (*key, update_key), backward, lambda: make(others))
-            return step
-
-        return self.within_budget(build)
-
-    def _others(self, parameters: Sequence[Parameter], update: bool) -> tuple[Parameter, ...]:
-        """Parameters that an update finds in the open window besides these: those of another graph."""
-        return self.state.others(parameters) if update and self.in_window else ()
-
-    def _update_key(self, parameters: Sequence[Parameter], others: Sequence[Parameter], update: bool) -> Hashable:
-        """Key of the nodes of an update, besides the parameters with a gradient."""
-        return update and (tuple(p.stored for p in others), self.state.update_key((*parameters, *others)))
-
-    def _compile(self, graph: BatchGraph, update: bool, others: Sequence[Parameter]) -> CompiledBatch:
-        outputs = graph.outputs
-        updates: tuple[Value, ...] = ()
-        updated = (*graph.parameters, *others) if update else ()
-        if graph.grads is not None:
-            if self.keeps_gradients and not graph.adds_up:
-                raise SettingError(NO_COMMON_WEIGHT)
-            total, weight = outputs[:2]
-            norms, updates = end_step(
-                self.state, graph.parameters, graph.grads, total, weight,
-                divisor=weight if self.objective.is_total else None, accumulates=self.keeps_gradients,
-                updates=update, others=others, max_norm=self.max_norm, max_value=self.max_value,
-            )  # fmt: skip
-            outputs = [*outputs, *norms]
-        run = self.program(outputs, updates)
-        return CompiledBatch(
-            run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()), updated,
-            self._update_key(graph.parameters, others, update), self.options, self._statistics(run, update),
-            graph.layout,
-        )  # fmt: skip
-
-    def _statistics(self, run: Any, update: bool) -> tuple[Stored, ...]:
-        """What a micro-batch without an update writes besides the sums of its window."""
-        if update:
-            return ()
-        sums = {p.stored for p in (*self.state.sums.values(), self.state.weight)}
-        return tuple(stored for stored in written_by(run) if stored not in sums)
