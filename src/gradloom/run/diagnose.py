@@ -140,10 +140,13 @@ def _inputs(
 
 def _gathered(node: Node, settings: Mapping[str, Any]) -> Input | None:
     """The real numbers that the node gathers as a trainer's batch; None where it is another one."""
-    if node.op.name != "take_batch" or "position" not in settings or not node.outputs[0].dtype.is_float:
+    if node.op.name != "take_batch" or node.inputs[2] is None or not node.outputs[0].dtype.is_float:
+        return None
+    at = node.inputs[2].node.attrs.get("key")
+    if at not in settings:
         return None
     data, order = (v.node.attrs["stored"] for v in node.inputs[:2] if v is not None)
-    first = int(settings["position"])
+    first = int(settings[at])
     rows = order.read()[first : first + node.outputs[0].shape[0]]
     array = data.read()[rows]
 

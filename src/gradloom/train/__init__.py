@@ -10,6 +10,7 @@ from ..runs.log_files import read_metrics
 from ..runs.own_loop import Checkpoint
 from ..runs.saver import Saver
 from .averaged_weights import AveragedWeights
+from .batch_loss import BatchLoss
 from .callbacks import BatchResult, Callback
 from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
@@ -25,6 +26,7 @@ from .trainer import Trainer
 
 __all__ = [
     "AveragedWeights",
+    "BatchLoss",
     "BatchResult",
     "Callback",
     "Checkpoint",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from ..graph.stored import Stored
 from ..graph.value import Value
 from ..run.diagnose import Namer, first_bad, row_of
 from .metrics import EMPTY, NOTHING, Measures, MetricLayout
+
+if TYPE_CHECKING:
+    from .joins import BatchJoin
 
 T = TypeVar("T")
 
@@ -46,9 +49,10 @@ class RowRange:
             end = min(first + self.batch_size, self.stop)
             yield self.part(first, end)
 
-    def batch_end(self, row: int) -> int:
-        """The end of the batch that contains this row."""
-        return min(row + self.batch_size - (row - self.start) % self.batch_size, self.stop)
+    def batch_at(self, row: int) -> RowRange:
+        """The batch that contains this row."""
+        first = row - (row - self.start) % self.batch_size
+        return self.part(first, min(first + self.batch_size, self.stop))
 
     def ends(self) -> list[RowRange]:
         """The first and the last batch: they have all sizes that occur."""
@@ -93,10 +97,10 @@ class MicroBatches:
 def cut(rows: RowRange, accumulates: bool, updates: bool, is_open: bool) -> Iterator[MicroBatches]:
     """The micro-batches of these rows, in groups. Whole batches without accumulation form one long group.
 
-    accumulates: the gradients of a batch are summed over its micro-batches; updates: the last of them updates;
-    is_open: the window holds micro-batches already.
+    accumulates: the micro-batches of a batch belong together: their gradients are summed, or a BatchLoss couples them;
+    updates: the last of them updates; is_open: the window holds micro-batches already.
     """
-    if not rows.backward or not accumulates:
+    if not accumulates:
         size = rows.batch_size if rows.backward else rows.micro_size
         whole, rest = divmod(rows.count, size)
         if whole:
@@ -131,6 +135,7 @@ class CompiledBatch:
     options: dict[str, Any] = field(default_factory=dict)  # of compile
     statistics: tuple[Stored, ...] = ()  # arrays of the model that it writes before its optimiser step
     layout: MetricLayout = EMPTY  # of the outputs after loss, weight and predictions
+    join: BatchJoin | None = None  # whose joined rows it reads
 
     @property
     def needs_truth(self) -> bool:

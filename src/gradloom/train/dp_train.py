@@ -44,6 +44,7 @@ from ..run.backend import check_effect, is_device, named
 from ..run.compile import names_in_order
 from ..runs.saver import Saver, saver_of
 from .arguments import check_options
+from .batch_loss import BatchLoss
 from .replica import Replica
 from .replica_job import ReplicaJob
 from .replica_steps import error_at
@@ -152,6 +153,8 @@ def dp_train(
     iterations = as_whole("iterations", iterations, 1)
     if optimizer is not None and lr is not None:
         raise SettingError("{lr} and {optimizer} are mutually exclusive", lr=lr, optimizer=...)
+    if isinstance(loss_fn, BatchLoss):
+        raise SettingError("{loss_fn}: dp_train cannot take a BatchLoss; use gl.fit(parallel=...)", loss_fn=...)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         text = f"{{optimizer}} is {what_is(optimizer)}; must be one of gl.optim, such as AdamW(lr=1e-3)"
         raise SettingError(text, setting="optimizer")

@@ -99,15 +99,21 @@ def work(
         measures=measures,
     )  # fmt: skip
     rows = RowRange(source, first, last, batch_size, min(micro_batch_size, batch_size), backward)
-    accumulates = backward and trainer.driver.keeps_gradients
+    accumulates = trainer.driver.keeps_gradients if backward else trainer.driver.joins.couples(rows)
     parts = zip(rows.ends(), (rows.batch_count - 1, 1), strict=True) if accumulates else ((rows, 1),)
-    groups = [(group, times) for part, times in parts for group in cut(part, accumulates, True, False)]
+    groups = [(group, times) for part, times in parts for group in cut(part, accumulates, backward, False)]
     plans = [step.run.plan for step in steps]
     default = trainer.options.get("backend", "cpu")
     if not all(isinstance(plan, Plan) for plan in plans) or computing(device_of(plans, default)) != "cpu":
         return []
     used = plans if accumulates else [plans[0], plans[-1]][: len(groups)]
-    return [(plan, group.count * times, times) for plan, (group, times) in zip(used, groups, strict=True)]
+    joined = [
+        (one.run.plan, count * times, count * times)
+        for step, (group, times) in zip(steps, groups, strict=False)
+        if step.join is not None and not group.offset
+        for one, count in step.join.programs
+    ]
+    return [(plan, group.count * times, times) for plan, (group, times) in zip(used, groups, strict=True)] + joined
 
 
 def seconds_of(work: Work, rates: Rates) -> float:

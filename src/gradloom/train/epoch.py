@@ -142,7 +142,7 @@ def run_part(
 
     trainer.run_rows(
         source, start, stop, result,
-        batch_size=batch_size if training else micro_batch_size, micro_batch_size=micro_batch_size, backward=training,
+        batch_size=batch_size, micro_batch_size=micro_batch_size, backward=training,
         each=each or on_batch is not None, on_progress=report if listeners else None,
     )  # fmt: skip
 

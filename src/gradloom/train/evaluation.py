@@ -44,6 +44,7 @@ class Evaluator:
     every     "200steps": after every 200th optimiser step, and at the end of each epoch; "2epochs": at the end of every
               second epoch, and of the last one
     rows      maximum number of rows of each set, the same rows each time
+    batch_size  rows that a BatchLoss couples: the training's; other losses do not depend on it
 
     SettingError for every, rows and metrics that would have no effect: nothing is measured, in training neither.
     """
@@ -60,8 +61,9 @@ class Evaluator:
         rows: int | None = None,
         seed: int = 0,
         measures: Measures,
+        batch_size: int,
     ) -> None:
-        self.trainer, self.measures = trainer, measures
+        self.trainer, self.measures, self.batch_size = trainer, measures, batch_size
         interval = as_interval("eval_every", every, "steps", "epochs")
         self.steps, self._epochs = interval.steps, interval.epochs or 1
         most = None if rows is None else as_whole("eval_rows", rows, 1)
@@ -133,7 +135,7 @@ class Evaluator:
         """The programs of an evaluation of each set, which are compiled."""
         return [
             work(
-                self.trainer, self.trainer.source(one.data), one.first, one.last, micro_batch_size, micro_batch_size,
+                self.trainer, self.trainer.source(one.data), one.first, one.last, self.batch_size, micro_batch_size,
                 backward=False, measures=self.measures,
             )
             for one in self._sets.values()
@@ -164,7 +166,7 @@ class Evaluator:
             step
             for one in self._sets.values()
             for step in self.trainer.prepare(
-                self.trainer.source(one.data), one.first, one.last, batch_size=micro_batch_size,
+                self.trainer.source(one.data), one.first, one.last, batch_size=self.batch_size,
                 micro_batch_size=micro_batch_size, backward=False, measures=self.measures,
             )
         ]  # fmt: skip
@@ -185,7 +187,7 @@ class Evaluator:
             results[name] = Result(self.measures)
             run_part(
                 self.trainer, source, one.first, one.last, results[name],
-                training=False, batch_size=micro_batch_size, micro_batch_size=micro_batch_size,
+                training=False, batch_size=self.batch_size, micro_batch_size=micro_batch_size,
                 on_progress=on_progress, each=each,
             )  # fmt: skip
             results[name].settle()

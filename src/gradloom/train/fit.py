@@ -178,7 +178,8 @@ def evaluate(
     """Loss (and accuracy, for cross_entropy) on all rows, in their order; nothing is trained.
 
     batch_size: rows at once, by default 500, or fewer where `memory` does not suffice for them; the uncertainty of
-    the loss is made of the scatter between batches, and needs two of them.
+    the loss is made of the scatter between batches, and needs two of them. A BatchLoss couples batch_size rows, by
+    default 500, of which fewer are computed at once where `memory` requires it.
     metrics: name -> function or gl.train.Metric; Result.metrics holds them.
     parallel, timeout, memory: as in fit; all ranks get the whole result. options go to gl.compile.
     """
@@ -189,16 +190,19 @@ def evaluate(
         data = as_dataset(data)
         sizes = _sizes(batch_size, data.n)
         trainer = Trainer(model, loss, build="forward", communicator=ranks, memory=memory, **options)
+        more = list(halves(batch_size)) if batch_size is not None and trainer.objective.couples else []
     result = Result(Measures(checked_metrics(metrics)))
     source, measures = trainer.source(data), result.measures
 
     def build(size: int) -> int:
         if memory is not None:
-            trainer.prepare(source, 0, data.n, batch_size=size, backward=False, measures=measures)
+            trainer.prepare(
+                source, 0, data.n, batch_size=sizes[0], micro_batch_size=size, backward=False, measures=measures
+            )
         return size
 
-    size = trainer.driver.within_budget(build, sizes)
-    trainer.run_rows(source, 0, data.n, result, batch_size=size, backward=False)
+    size = trainer.driver.within_budget(build, [*sizes, *more])
+    trainer.run_rows(source, 0, data.n, result, batch_size=sizes[0], micro_batch_size=size, backward=False)
     result.settle()
     return result
 

@@ -64,7 +64,8 @@ def identity_of(loop: LoopState) -> Identity:
     }
     leaves = {n.attrs["stored"]: None for n in reachable(values) if isinstance(n.attrs.get("stored"), Stored)}
     written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.effects}
-    known = {*trainer.train_state.arrays().values(), *written, *source.stored, source.order}
+    joined = [stored for step in steps if step.join is not None for stored in step.join.stored]
+    known = {*trainer.train_state.arrays().values(), *written, *source.stored, source.order, *joined}
     constant = [stored for stored in leaves if stored not in known]
     data, sets = source.arrays, loop.evaluator.arrays
     contents: dict[str, Callable[[], Any]] = {
@@ -105,7 +106,9 @@ def _built(loop: LoopState) -> tuple[list[CompiledBatch], dict[str, str]]:
 
 
 def _digests(trained: Sequence[CompiledBatch], measured: Sequence[CompiledBatch]) -> dict[str, str]:
-    values = [v for step in trained for v in (*step.outputs, *step.updates, *step.run.effects)]
+    joins = {step.join: None for step in trained if step.join is not None}
+    joined = [one for join in joins for one, _ in join.programs]
+    values = [v for step in (*trained, *joined) for v in (*step.outputs, *step.updates, *step.run.effects)]
     metrics: dict[str, list[Value]] = {}
     for step in measured:
         extra = iter(step.extra(step.outputs))

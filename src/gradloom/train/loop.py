@@ -97,7 +97,7 @@ class Loop(LoopState):
         measures = Measures(checked_metrics(metrics))
         evaluator = Evaluator(
             trainer, data, train_rows, val_rows, val_sets, every=eval_every, rows=eval_rows, seed=seed,
-            measures=measures,
+            measures=measures, batch_size=batch_size,
         )  # fmt: skip
         of_training = Measures(measures.of_training, passed_on.needs_outputs)
         if of_training and trainer.driver.ranks is not None:

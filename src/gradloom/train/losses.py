@@ -11,6 +11,7 @@ from .. import ops
 from ..base.errors import DataError, GraphError, SettingError, ShapeError
 from ..graph.leaves import constant
 from ..graph.value import Value, describe
+from .batch_loss import BatchLoss
 from .outputs import Outputs, described, values_of
 from .terms import Batch, combined, pairs_of, terms_of
 
@@ -55,6 +56,8 @@ def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
             return pair(pred, labels, weights)
 
         return named
+    if isinstance(loss, type) and issubclass(loss, BatchLoss):
+        raise SettingError(f"loss: got the class {loss.__name__}; need an instance: {loss.__name__}(...)")
     if not callable(loss):
         raise SettingError(f"loss: got {type(loss).__name__}; need a name or a function (outputs, labels)")
 

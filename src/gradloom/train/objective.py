@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ..nn.ensemble import Ensemble
 from ..nn.module import Module, mode
 from ..optim.state import OptimizerState
 from ..transform.substitute import with_batch
+from .batch_loss import BatchLoss, batch_pair, batch_values, joined_values
 from .class_weight import class_weighted
 from .losses import loss_of_members, loss_pair
 from .marked import MarkedGraph
@@ -32,6 +33,9 @@ from .session import Graph
 from .source import FeedSource, Leaves, RowSource
 from .terms import combined
 from .trained import Freeze, UnreachedWarning, check_freeze, reached_parameters, refuse_untrained
+
+if TYPE_CHECKING:
+    from .joins import BatchJoin
 
 Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
 
@@ -57,12 +61,13 @@ class BatchGraph:
     parameters: tuple[Parameter, ...]
     layout: MetricLayout
     adds_up: bool = True  # sums and weights of micro-batches add up to those of the batch
+    join: BatchJoin | None = None  # whose joined rows it reads
 
 
 class Objective:
     """Builds the graph of a batch: model, loss and gradients.
 
-    loss           a name or a function; None: the marked losses of a graph, else cross_entropy
+    loss           a name, a function or a BatchLoss; None: the marked losses of a graph, else cross_entropy
     state          of the optimiser, with the parameters chosen to train
     class_weights  f32 [classes], weights of labels in the loss
     """
@@ -70,7 +75,7 @@ class Objective:
     def __init__(
         self,
         model: Model,
-        loss: str | Callable[..., Any] | None,
+        loss: str | Callable[..., Any] | BatchLoss | None,
         freeze: Freeze,
         state: OptimizerState,
         class_weights: np.ndarray | None = None,
@@ -82,7 +87,8 @@ class Objective:
             text = f"{{loss}} and the {self.model!r} of the graph are mutually exclusive"
             raise SettingError(text, loss=loss)
         self.loss, self.class_weights = loss, class_weights
-        if not isinstance(self.model, MarkedGraph):
+        self.couples = isinstance(loss, BatchLoss)  # the rows of a batch
+        if not isinstance(loss, BatchLoss) and not isinstance(self.model, MarkedGraph):
             self.loss_pair = loss_pair(loss)
         self._warn_unreached = UnreachedWarning("train")
         _need_averages(self.model, loss)
@@ -129,7 +135,7 @@ class Objective:
             outputs.append(ops.argmax(pred, -1))
         outputs += extra
         if not backward:
-            return BatchGraph(outputs, None, (), layout, adds_up)
+            return BatchGraph(outputs, None, (), layout, adds_up, source.join)
         trained = self._trained(total, reached)
         anew = _made_since(mark, reached)
         if anew:
@@ -142,7 +148,20 @@ class Objective:
         if not pairs:
             raise GradientError("train: the loss depends on no trainable parameter; need at least one")
         self._warn_unreached([name for (name, _), g in zip(trained, grads, strict=True) if g is None])
-        return BatchGraph(outputs, [g for _, g in pairs], tuple(p for p, _ in pairs), layout, adds_up)
+        return BatchGraph(outputs, [g for _, g in pairs], tuple(p for p, _ in pairs), layout, adds_up, source.join)
+
+    @fresh_streams()
+    def values(self, source: RowSource, rows: int, backward: bool, kind: DType | None = None) -> list[Value]:
+        """The values of a BatchLoss for `rows` rows, without updates of running statistics. kind: of the data."""
+        assert isinstance(self.loss, BatchLoss)
+        x, labels, weights = source.leaves(rows, kind or self.input_kind)
+        outputs = self.outputs(x, backward)
+        if read_as_floats(x, values_of(outputs)):
+            return self.values(source, rows, backward, f32)
+        values = batch_values(self.loss, outputs, labels, self._class_weighted(labels, weights), rows)
+        for node in reachable(values, effects=True):
+            node.effects = ()
+        return values
 
     @property
     def measured(self) -> list[str]:
@@ -181,21 +200,39 @@ class Objective:
             return self._losses(source, rows, backward, measures, f32)
         pred = ops.mean(given, axes=1) if self._has_members(given, labels) else given
         extra, layout = measures.nodes(rows, pred, labels, weights)
-        if self.class_weights is not None and labels is not None:
-            weights = class_weighted(self.class_weights, labels, weights)
+        weights = self._class_weighted(labels, weights)
+        if isinstance(self.loss, BatchLoss):
+            return _Losses(pred, *self._coupled(self.loss, source, rows, given, labels, weights), extra, layout)
         if pred is not given and labels is not None:
             counted = None if left_out is None else 1.0 - left_out
             return _Losses(pred, *loss_of_members(self.loss_pair, given, labels, weights, counted), extra, layout)
         all_count = not isinstance(self.loss, str) and source.all_count
         return _Losses(pred, *self.loss_pair(pred, labels, weights, all_count), extra, layout)
 
+    def _coupled(
+        self, loss: BatchLoss, source: RowSource | FeedSource, rows: int, outputs: Outputs, labels: Value | None,
+        weights: Value | None,
+    ) -> tuple[Value, Value]:  # fmt: skip
+        """(sum, weight) of a BatchLoss for a micro-batch, with the rows of its batch's join; a batch by itself is
+        joined here."""
+        if source.join is not None:
+            return batch_pair(loss, outputs, labels, source.join.leaves(rows), weights)
+        values = batch_values(loss, outputs, labels, weights, rows)
+        joined = joined_values(loss, [ops.detach(v) if v.dtype.is_float else v for v in values], rows)
+        return batch_pair(loss, outputs, labels, joined, weights)
+
+    def _class_weighted(self, labels: Value | None, weights: Value | None) -> Value | None:
+        """Weights of the loss: those of the rows, times those of their classes."""
+        if self.class_weights is None or labels is None:
+            return weights
+        return class_weighted(self.class_weights, labels, weights)
+
     def _marked(
         self, graph: MarkedGraph, source: RowSource | FeedSource, rows: int, leaves: Leaves, measures: Measures
     ) -> _Losses:
         """The marked losses of a graph: their sum, and several ones each, before the values of metrics."""
         x, labels, weights = leaves
-        if self.class_weights is not None and labels is not None:
-            weights = class_weighted(self.class_weights, labels, weights)
+        weights = self._class_weighted(labels, weights)
         outputs, losses = graph.losses(x, labels, weights, source.all_count)
         pred = outputs[0] if len(outputs) == 1 else tuple(outputs)
         if measures and not outputs:
@@ -276,9 +313,12 @@ def _made_since(serial: int, parameters: Sequence[Parameter]) -> list[Parameter]
     return [p for p in parameters if p.stored.serial > serial]
 
 
-def _need_averages(model: Any, loss: str | Callable[..., Any]) -> None:
-    """SettingError where an ensemble's outputs, averaged as probabilities of classes, are measured as numbers."""
+def _need_averages(model: Any, loss: str | Callable[..., Any] | BatchLoss) -> None:
+    """SettingError where an ensemble's outputs, averaged as probabilities of classes, are measured as numbers, and for
+    an ensemble with a BatchLoss."""
     ensembles = [one for one in model.modules() if isinstance(one, Ensemble)] if isinstance(model, Module) else []
+    if ensembles and isinstance(loss, BatchLoss):
+        raise SettingError("{loss}: a BatchLoss cannot be combined with nn.Ensemble", loss=...)
     if loss == "mse" and any(one.average == "probabilities" for one in ensembles):
         text = "{loss} requires nn.Ensemble(..., average='outputs'): this one averages probabilities of classes"
         raise SettingError(text, loss="mse")

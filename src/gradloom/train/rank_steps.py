@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..base.errors import GraphError, GuardTripped, NotFinite, SettingError, TrainError
+from ..base.errors import GraphError, NotFinite, SettingError, TrainError
 from ..base.settings import switches
-from ..graph.leaves import constant, setting, stored_value
+from ..graph.leaves import setting, stored_value
 from ..graph.stored import Stored
 from ..graph.structure import named, structure
 from ..graph.value import Value
 from ..optim.state import OptimizerState
 from ..parallel.agree import Agreement, agreed, same_settings, sampled
 from ..parallel.communicator import Communicator, checksum
-from ..parallel.flat import take_effects
 from ..run.backend import make_of
 from ..run.cpu_backend import isa_of
 from ..runs.state import TrainState, shown
@@ -34,121 +32,16 @@ from ..step.exchange import Exchange
 from ..step.step import random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .compile_cache import CompileCache
+from .joins import BatchJoin
 from .objective import BatchGraph, Objective
 from .result import Result
 from .source import RowSource
 from .step_programs import NO_COMMON_WEIGHT
-from .steps import CALL_SECONDS, Call, OnProgress, Steps
+from .steps import CALL_SECONDS, Call, OnProgress
+from .sum_steps import SumSteps, T, exchanged
 
 REPORT_SECONDS = 0.1  # between two reports of a training pass
 DATA_BYTES, WEIGHT_BYTES = 64 << 20, 1 << 20  # larger data sets and mapped weights are compared by samples of this size
-
-
-T = TypeVar("T")
-
-
-def exchanged(graph: BatchGraph) -> tuple[dict[Stored, Value], dict[Stored, Value]]:
-    """The gradients of a micro-batch, and the next values of buffers, which its graph then does not write itself."""
-    grads = dict(zip((p.stored for p in graph.parameters), graph.grads or (), strict=True))
-    return grads, take_effects([*graph.outputs, *grads.values()])
-
-
-class SumSteps(Steps):
-    """Steps of ranks. All call the same methods in the same order. To `run` a batch is one group of one micro-batch.
-
-    exchange   "ordered": summed in the order of the micro-batches; "fast": in the quickest order
-    """
-
-    ranks: Communicator
-
-    def __init__(
-        self,
-        objective: Any,  # an Objective, in dp_train a SampleObjective
-        cache: CompileCache,
-        state: OptimizerState,
-        ranks: Communicator,
-        exchange: str,
-        **settings: Any,
-    ) -> None:
-        super().__init__(objective, cache, state, **settings)
-        self.ranks, self.exchange = ranks, exchange
-        self._endings: dict[Hashable, Any] = cache.table()
-
-    def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
-        for batch in rows.batches():
-            yield MicroBatches(batch.start, batch.count, 1, True, True, 0)
-
-    def _call(
-        self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
-    ) -> Call:
-        """One optimiser step."""
-        batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
-        exchange.fold(batch.micro_batches, lambda j: self._compute(exchange, batch, j))
-        step, outputs = self._summed(exchange, batch)
-        norms = self._end_step(exchange)
-        if isinstance(norms, Exception):
-            return step, 0, [], norms
-        return step, 1, [*outputs, *norms], None
-
-    def _end_step(self, exchange: Exchange) -> list[np.ndarray] | GuardTripped | NotFinite:
-        """Run the program on the sum: its norms, or why nothing was written."""
-        try:
-            return self._ending_for(exchange).run_many(1, self.state.settings())[1]
-        except (GuardTripped, NotFinite) as failed:
-            return failed
-
-    def _ending_for(self, exchange: Exchange) -> Any:
-        """The compiled program on the sum."""
-        key = exchange, exchange.reached, self.state.update_key(exchange.updated)
-        return self.cache.get(
-            self._endings, key, True, lambda: self._built("step", key, lambda: self._ending(exchange))
-        )
-
-    def _ending(self, exchange: Exchange) -> tuple[Any, list[Value]]:
-        """The program on the sum, and its nodes."""
-        divisor = constant(1.0) if self.objective.is_total else None
-        norms, updates = exchange.ending(
-            self.state, divisor=divisor, max_norm=self.max_norm, max_value=self.max_value, reached=exchange.reached
-        )
-        return self.program(norms, updates), [*norms, *updates]
-
-    def micro_program(
-        self, exchange: Exchange, graph: BatchGraph, values: Mapping[Stored, Value], outputs: list[Value]
-    ) -> CompiledBatch:
-        """The program of a micro-batch that writes to the flat array. values: of parameters and buffers."""
-        written = [values.get(p.stored) for p in (*exchange.parameters, *exchange.buffers)]
-        updates = exchange.collect([*written, *graph.outputs[:2]])
-        run = self.program(outputs, updates)
-        return CompiledBatch(
-            run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()),
-            exchange.parameters, options=self.options, layout=graph.layout,
-        )  # fmt: skip
-
-    @abstractmethod
-    def _built(self, what: str, key: Hashable, build: Callable[[], tuple[T, list[Value]]]) -> T:
-        """The first result of `build`, whose second one is the values of the graph that it built."""
-
-    def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
-        batch, exchange = rows.part(left.start, left.start + left.rows), self._exchange_for(rows)
-        return exchange.cause(
-            batch.micro_batches, lambda j: self._compute(exchange, batch, j), lambda j: self._first_bad(batch, j)
-        )
-
-    @abstractmethod
-    def _exchange_for(self, rows: RowRange) -> Exchange:
-        """The exchange of the ranks in a step on such rows."""
-
-    @abstractmethod
-    def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
-        """Compute micro-batch j into the flat array of the exchange."""
-
-    @abstractmethod
-    def _first_bad(self, batch: RowRange, j: int) -> str:
-        """The first value that is not finite in micro-batch j."""
-
-    @abstractmethod
-    def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
-        """The outputs of a batch, from the sum; the program whose outputs these are."""
 
 
 class RankSteps(SumSteps):
@@ -277,15 +170,25 @@ class RankSteps(SumSteps):
         self._compare_settings(rows)
         if rows.backward:
             self._ending_for(self._exchange_for(rows))
-            sizes = {batch.micro_batch(j)[1] for batch in rows.ends() for j in (0, batch.micro_batches - 1)}
-            return [self._micro_for(rows, size) for size in sorted(sizes)]
+            micros = {
+                (batch.micro_batch(j)[1], self.joins.of(batch)): batch
+                for batch in rows.ends() for j in (0, batch.micro_batches - 1)
+            }  # fmt: skip
+            sizes = sorted(micros.items(), key=lambda one: one[0][0])
+            return [self._micro_for(batch, size) for (size, _), batch in sizes]
         steps = []
-        for size in {group.rows for group in self._groups(rows)}:
+        ends = rows.ends() if self.joins.couples(rows) else [rows]
+        groups = [group for part in ends for group in self._groups(part)]
+        for (join, size), group in {(self._join_at(rows, one.start), one.rows): one for one in groups}.items():
             with agreed(self.ranks):
-                step = self.compiled_for(rows.source, size, False, False, rows.measures)
-            self._compare_graph("evaluation", (id(rows.source), size, rows.measures), False, step.outputs)
+                step = self._compiled(rows, group)
+            key = id(rows.source), size, rows.measures, join and join.rows
+            self._compare_graph("evaluation", key, False, step.outputs)
             steps.append(step)
         return steps
+
+    def _join_at(self, rows: RowRange, row: int) -> BatchJoin | None:
+        return self.joins.source(rows, row).join
 
     def _report(self, on_progress: OnProgress | None, done: int, rows: RowRange, each: bool) -> None:
         is_late = rows.backward and time.perf_counter() - self._reported > REPORT_SECONDS
@@ -308,16 +211,40 @@ class RankSteps(SumSteps):
 
     # ---- a training step -------------------------------------------------------------------------------------
 
-    def _micro_settings(self, batch: RowRange, j: int) -> dict[str, Any]:
-        first, rows = batch.micro_batch(j)
-        random = random_settings(self.seed, self.state.steps + self.skipped + 1, first - batch.start)
-        return {"position": first, "share": rows / batch.count, **random}
+    def micro_settings(self, batch: RowRange, j: int) -> dict[str, Any]:
+        return super().micro_settings(batch, j) | {"share": batch.micro_batch(j)[1] / batch.count}
+
+    def _join(self, batch: RowRange) -> NotFinite | None:
+        """Compute the joined rows of a batch: each rank the values of its micro-batches, and all the join of all."""
+        join, ranks = self.joins.of(batch), self.ranks
+        if join is None:
+            return None
+        mine: dict[int, list[np.ndarray] | str] = {}
+        with self.agreement.own():
+            for j in range(ranks.rank, batch.micro_batches, ranks.size):
+                first, size = batch.micro_batch(j)
+                failed = join.run_values(size, self.micro_settings(batch, j))
+                mine[j] = join.rows_of(first - batch.start, size) if failed is None else str(failed)
+        everywhere = {j: values for theirs in ranks.gather(mine) for j, values in theirs.items()}
+        values = [everywhere[j] for j in range(batch.micro_batches)]
+        for one in values:
+            if isinstance(one, str):
+                return NotFinite(0, one, None, 0)
+        for i, stored in enumerate(join.given):
+            stored.write(np.concatenate([one[i] for one in values]))
+        with self.agreement.own():
+            return join.run_join(self.micro_settings(batch, 0))
+
+    def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
+        with self.agreement.own():
+            cause = self.joins.cause(rows.batch_at(left.start))  # the same on all ranks
+        return cause or super()._cause(step, rows, left)
 
     def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
         with self.agreement.own():
             first, rows = batch.micro_batch(j)
             step, numbers = self._micro_for(batch, rows), exchange.numbers
-            outputs = exchange.run(step.run, self._micro_settings(batch, j))
+            outputs = exchange.run(step.run, self.micro_settings(batch, j))
             for array in numbers.values():
                 array[...] = 0
             numbers["stop"][...] = self.agreement.is_stopping
@@ -331,7 +258,7 @@ class RankSteps(SumSteps):
 
     def _first_bad(self, batch: RowRange, j: int) -> str:
         with self.agreement.own():
-            return self._micro_for(batch, batch.micro_batch(j)[1]).first_bad(self._micro_settings(batch, j))
+            return self._micro_for(batch, batch.micro_batch(j)[1]).first_bad(self.micro_settings(batch, j))
 
     def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
         count, size, numbers = batch.micro_batches, batch.micro_batch(0)[1], exchange.numbers
@@ -347,30 +274,54 @@ class RankSteps(SumSteps):
     # ---- evaluation ------------------------------------------------------------------------------------------
 
     def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
-        return super()._groups(rows) if rows.backward else cut(rows, False, False, False)
+        return super()._groups(rows) if rows.backward else cut(rows, self.joins.couples(rows), False, False)
 
     def _call(
         self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
     ) -> Call:
         if rows.backward:
+            batch = rows.batch_at(left.start)
+            failed = self._join(batch)
+            if failed is not None:
+                return self._micro_for(batch, batch.micro_batch(0)[1]), 0, [], failed
             return super()._call(rows, left, result, each, on_progress)
-        first = (left.start - rows.start) // rows.micro_size
-        if first not in self._measured:
-            stop = min(first + self.ranks.size, rows.micro_batches) if each else rows.micro_batches
+        if left.start not in self._measured:
             with self.agreement.own():
-                mine = self._measure(rows, first, stop, None if each else on_progress)
-            self._measured = {j: outputs for theirs in self.ranks.gather(mine) for j, outputs in theirs.items()}
+                measure = self._measure_joined if self.joins.couples(rows) else self._measure
+                mine = measure(rows, left.start, each, None if each else on_progress)
+            self._measured = {at: outputs for theirs in self.ranks.gather(mine) for at, outputs in theirs.items()}
             self.agreement.settle()
         count = 1 if each else left.count
-        columns = zip(*(self._measured.pop(j) for j in range(first, first + count)), strict=True)
-        step = self.compiled_for(rows.source, left.rows, False, False, rows.measures)
-        return step, count, [np.concatenate(column) for column in columns], None
+        columns = zip(*(self._measured.pop(left.start + i * left.rows) for i in range(count)), strict=True)
+        return self._compiled(rows, left), count, [np.concatenate(column) for column in columns], None
+
+    def _measure_joined(
+        self, rows: RowRange, start: int, each: bool, on_progress: OnProgress | None
+    ) -> dict[int, list[np.ndarray]]:
+        """As _measure, of a BatchLoss: whole batches, of which each rank joins and measures its own."""
+        ranks, measured = self.ranks, dict[int, list[np.ndarray]]()
+        batches = list(rows.part(start, rows.stop).batches())
+        for batch in batches[ranks.rank : ranks.size if each else None : ranks.size]:
+            failed = self.joins.fill(batch)
+            if failed is not None:
+                raise failed
+            for group in self._groups(batch):
+                done, at = 0, self._settings(group, group.count, False)
+                done, outputs = self._compiled(rows, group).run.run_many(group.count, at)
+                for i in range(done):
+                    measured[group.start + i * group.rows] = [array[i : i + 1].copy() for array in outputs]
+            if self.agreement.is_stopping:
+                break  # `settle` follows
+            self.agreement.root(on_progress, min(batch.stop - rows.start, rows.count - 1))
+        return measured
 
     def _measure(
-        self, rows: RowRange, first: int, stop: int, on_progress: OnProgress | None
+        self, rows: RowRange, start: int, each: bool, on_progress: OnProgress | None
     ) -> dict[int, list[np.ndarray]]:
-        """The outputs of this rank's micro-batches among first..stop."""
-        ranks = self.ranks
+        """The outputs of this rank's micro-batches from this row on, by their first rows; with `each`, of at most
+        one."""
+        ranks, first = self.ranks, (start - rows.start) // rows.micro_size
+        stop = min(first + ranks.size, rows.micro_batches) if each else rows.micro_batches
         own = [j for j in range(first, stop) if j % ranks.size == ranks.rank]
         measured: dict[int, list[np.ndarray]] = {}
         while len(measured) < len(own):
@@ -381,7 +332,7 @@ class RankSteps(SumSteps):
             settings = {"position": at, **random_settings(self.seed, self.state.steps + 1)}
             done, outputs = step.run.run_many(len(alike), settings, CALL_SECONDS)
             for i in range(done):
-                measured[alike[i]] = [array[i : i + 1].copy() for array in outputs]
+                measured[int(at[i])] = [array[i : i + 1].copy() for array in outputs]
             if self.agreement.is_stopping:
                 break  # `settle` follows
             if measured and len(measured) < len(own):
@@ -396,7 +347,7 @@ class RankSteps(SumSteps):
 
         def build() -> tuple[Exchange, list[Value]]:
             size = min(rows.micro_size, rows.source.n)
-            graph, values = self._graph(rows.source, size)
+            graph, values = self._graph(self.joins.source(rows, rows.start), size)
             micros, ids = -(-rows.batch_size // rows.micro_size), self._ids(graph.outputs, size)
             numbers = {
                 "stop": (), "losses": (micros,), "weights": (micros,),
@@ -411,10 +362,11 @@ class RankSteps(SumSteps):
     def _micro_for(self, rows: RowRange, size: int) -> CompiledBatch:
         """The program of a micro-batch of `size` rows."""
         exchange = self._exchange_for(rows)
-        key = exchange, size
+        source = self.joins.source(rows, rows.start)
+        key = exchange, size, source.join
 
         def build() -> tuple[CompiledBatch, list[Value]]:
-            graph, values = self._graph(rows.source, size)
+            graph, values = self._graph(source, size)
             if list(values) != [p.stored for p in (*exchange.parameters, *exchange.buffers)]:
                 seen = f"the graph of {size} rows trains other parameters"
                 raise GraphError(f"{seen} than that of {rows.micro_size} rows")

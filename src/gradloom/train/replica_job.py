@@ -133,7 +133,7 @@ class SampleSource:
 class SampleObjective:
     """The loss of one sample, with its gradients."""
 
-    is_total = has_predictions = False
+    is_total = has_predictions = couples = False
 
     def __init__(self, job: ReplicaJob, model: Module) -> None:
         self._job, self._model = job, model

@@ -22,9 +22,9 @@ from ..step.exchange import Exchange
 from ..step.step import random_settings
 from .batches import CompiledBatch, RowRange
 from .compile_cache import CompileCache
-from .rank_steps import SumSteps, T, exchanged
 from .replica_job import ReplicaJob, Sample, SampleObjective, SampleSource
 from .result import Result
+from .sum_steps import SumSteps, T, exchanged
 
 
 class ReplicaSteps(SumSteps):

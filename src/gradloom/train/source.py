@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from typing import Any
+from copy import copy
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from ..graph.leaves import input as input_value
 from ..graph.stored import Stored, trainable_changes
 from ..graph.value import Value
 
+if TYPE_CHECKING:
+    from .joins import BatchJoin
+
 Leaves = tuple[Value, "Value | None", "Value | None"]
 
 _GATHERED = ("uint8", "int8", "int32", "int64", "float32", "float64")  # what take_batch reads
@@ -28,7 +32,12 @@ def batch_kind(kind: DType) -> DType:
 
 
 class RowSource:
-    """Rows of a data set in some order: x[i] = data[order[position + i]], converted, with position a setting."""
+    """Rows of a data set in some order: x[i] = data[order[position + i]], converted, with position a setting.
+
+    join: of a BatchLoss, of the batches that these rows belong to; None: each batch is joined in its own program
+    """
+
+    join: BatchJoin | None = None
 
     def __init__(self, data: Dataset) -> None:
         self.data = data
@@ -61,7 +70,13 @@ class RowSource:
 
     @property
     def key(self) -> Hashable:
-        return ("rows", id(self._data), trainable_changes())
+        return ("rows", id(self._data), trainable_changes(), self.join)
+
+    def joined_by(self, join: BatchJoin) -> RowSource:
+        """The same rows, in batches of this join."""
+        joined = copy(self)
+        joined.join = join
+        return joined
 
     def leaves(self, rows: int, kind: DType | None = None) -> Leaves:
         """(data, labels, weights) of a batch of n rows. kind: of the data, f32 or i32; by default that of batch_kind.
@@ -127,6 +142,8 @@ class FeedSource:
     kind: the dtype of the model's input, f32 or i32, where it declares one. looks: the computation depends on whether
     labels are ignored.
     """
+
+    join = None  # the rows are a whole batch
 
     def __init__(
         self, x: Any, labels: Any = None, weights: Any = None, kind: DType | None = None, looks: bool = False

@@ -161,7 +161,7 @@ class StepPrograms:
         return CompiledBatch(
             run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()), updated,
             self._update_key(graph.parameters, others, update), self.options, self._statistics(run, update),
-            graph.layout,
+            graph.layout, graph.join,
         )  # fmt: skip
 
     def _statistics(self, run: Any, update: bool) -> tuple[Stored, ...]:

@@ -2,27 +2,29 @@
 
 StepPrograms    compiles micro-batches (step_programs.py)
 Steps           one process: a step is one program, or an accumulation window of several micro-batches
-SumSteps        several ranks: micro-batches are summed, and one program ends the step (rank_steps.py)
-  RankSteps       the ranks share the micro-batches of a batch of rows
+SumSteps        several ranks: micro-batches are summed, and one program ends the step (sum_steps.py)
+  RankSteps       the ranks share the micro-batches of a batch of rows (rank_steps.py)
   ReplicaSteps    each rank has one sample, for dp_train (replica_steps.py)
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
 
 from ..base.errors import GuardTripped, IndexOutOfRange, NonFiniteError, NotFinite, SettingError
 from ..graph.stored import Stored, copies, replace
+from ..graph.value import Value
 from ..optim.state import OptimizerState
 from ..run.diagnose import step_error
 from ..step.exchange import Exchange
 from ..step.step import random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .compile_cache import CompileCache
+from .joins import BatchJoin, Joins
 from .result import Mark, Result
 from .source import FeedSource
 from .step_programs import StepPrograms, written_by
@@ -67,6 +69,9 @@ class Steps(StepPrograms):
         """settings: those of StepPrograms."""
         super().__init__(objective, cache, state, **settings)
         self.seed, self.skips = seed, skips
+        self.joins = Joins(
+            objective, cache, self.program, self.built_join, self.micro_settings, self.options, self.dynamic
+        )
         self.done = self.skipped = 0
         self.reset()
 
@@ -79,6 +84,9 @@ class Steps(StepPrograms):
 
     def feed(self, source: FeedSource, result: Result, backward: bool) -> None:
         """Run one micro-batch of the caller's rows. Every `accumulate`-th one updates."""
+        if backward and self.objective.couples and self.accumulate > 1:
+            text = "step with a BatchLoss requires {accumulate}=1: its rows are the whole batch; or use gl.epoch"
+            raise SettingError(text, accumulate=self.accumulate)
         update = backward and self.build == "opt" and self.in_window + 1 == self.accumulate
         micro = MicroBatches(0, source.rows, 1, update, self.in_window == 0, self.window_rows)
         step = self.compiled_for(source, micro.rows, backward, update, result.measures)
@@ -160,7 +168,7 @@ class Steps(StepPrograms):
                     self._drop_window()
                     self.skipped += 1
                     result.skipped += 1
-                    end = rows.batch_end(left.start)
+                    end = rows.batch_at(left.start).stop
                     self.done = end - rows.start
                 self._report(on_progress, end - rows.start, rows, each)
                 if failed is not None:
@@ -196,16 +204,23 @@ class Steps(StepPrograms):
 
     def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
         """The micro-batches of these rows in groups of equal size."""
+        if not rows.backward:
+            return cut(rows, self.joins.couples(rows), False, False)
         return cut(rows, self.keeps_gradients, self.build == "opt", self.in_window > 0)
 
     def _compiled(self, rows: RowRange, group: MicroBatches) -> CompiledBatch:
-        return self.compiled_for(rows.source, group.rows, rows.backward, group.update, rows.measures)
+        source = self.joins.source(rows, group.start)
+        return self.compiled_for(source, group.rows, rows.backward, group.update, rows.measures)
 
     def _call(
         self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
     ) -> Call:
         """Compute some of these micro-batches, from the first one on."""
         step = self._compiled(rows, left)
+        if step.join is not None and not left.offset:
+            failed = self.joins.fill(rows.batch_at(left.start))
+            if failed is not None:
+                return step, 0, [], failed
         most = 1 if each else max(1, min(left.count, CALL_BYTES // max(1, step.run.record_bytes)))
         return self._run(step, left, most, rows.backward, result)
 
@@ -238,8 +253,7 @@ class Steps(StepPrograms):
         """The settings of `count` micro-batches, each a number or one for each."""
         each = np.arange(count)
         rows = micro.offset + (0 if micro.update else 1) * each * micro.rows
-        first = self.state.steps + self.skipped + 1
-        settings = random_settings(self.seed, first + (each if micro.update else 0), rows)
+        settings = random_settings(self.seed, self._random_step + (each if micro.update else 0), rows)
         settings["position"] = micro.start + each * micro.rows
         if not backward:
             return settings
@@ -248,9 +262,20 @@ class Steps(StepPrograms):
             return settings
         return settings | self.state.settings_ahead(count)
 
+    def micro_settings(self, batch: RowRange, j: int) -> dict[str, Any]:
+        """The settings of micro-batch j of a batch, besides those of its update."""
+        first, _ = batch.micro_batch(j)
+        return {"position": first, **random_settings(self.seed, self._random_step, first - batch.start)}
+
+    @property
+    def _random_step(self) -> int:
+        """The number of the next step for random numbers, from 1: skipped steps count."""
+        return self.state.steps + self.skipped + 1
+
     def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
         """Why the first of these micro-batches is not finite."""
-        return self._diagnose(step, left, rows.backward)
+        cause = None if step.join is None else self.joins.cause(rows.batch_at(left.start))
+        return cause or self._diagnose(step, left, rows.backward)
 
     def _diagnose(self, step: CompiledBatch, micro: MicroBatches, backward: bool) -> str:
         at = self._settings(micro, 1, backward)
@@ -305,6 +330,10 @@ class Steps(StepPrograms):
         if listener is not None:
             listener(*results)
 
+    def built_join(self, what: str, key: Hashable, build: Callable[[], tuple[BatchJoin, list[Value]]]) -> BatchJoin:
+        """The join that `build` compiles."""
+        return build()[0]
+
     @property
     def exchanges(self) -> list[Exchange]:
         """What ranks exchange, for each size of batch."""
@@ -313,7 +342,8 @@ class Steps(StepPrograms):
     @property
     def plans(self) -> list[Any]:
         """The plans of all programs that were compiled so far."""
-        return [step.run.plan for step in self.compiled.values() if step.run.plan is not None]
+        steps = [*self.compiled.values(), *self.joins.compiled]
+        return [step.run.plan for step in steps if step.run.plan is not None]
 
     def written(self) -> list[Stored]:
         """Arrays that the steps so far wrote, but for those of the optimiser's moments."""

@@ -36,6 +36,7 @@ from ..run.backend import DeviceBytes, device_bytes, device_of, device_of_rank
 from ..run.budget import check_places
 from ..runs.state import TrainState
 from .arguments import budget_of, check_options, check_used, need_devices, with_backend
+from .batch_loss import BatchLoss
 from .batches import CompiledBatch, RowRange
 from .compile_cache import CompileCache
 from .marked import MarkedGraph
@@ -76,8 +77,9 @@ class Trainer(AttributeHints):
                marked losses, inputs "labels" and "weights" where it reads them), or a pair (input, outputs). A graph
                takes batches of other lengths than it was made for, unless it mixes rows. Outputs are a value, or
                a tuple, list or dict of values, which a loss function gets as they are
-    loss       "cross_entropy", "mse", "mean", "sum", or a function (see gradloom.train.losses.loss_pair); by default
-               the marked losses of a gl.Graph (gl.set_loss), which add up, else "cross_entropy"
+    loss       "cross_entropy", "mse", "mean", "sum", a function (see gradloom.train.losses.loss_pair), or a
+               gl.train.BatchLoss, which couples the rows of a step; by default the marked losses of a gl.Graph
+               (gl.set_loss), which add up, else "cross_entropy"
     optimizer  AdamW() when not given; one with parameters trains only those, and keeps its state
     build      "forward": losses only; "grad": gradients into accumulators, no update; "opt": the whole step
     accumulate micro-batches per optimiser step
@@ -110,7 +112,7 @@ class Trainer(AttributeHints):
     def __init__(
         self,
         model: Model,
-        loss: str | Callable[..., Any] | None = None,
+        loss: str | Callable[..., Any] | BatchLoss | None = None,
         optimizer: Optimizer | None = None,
         build: str = "opt",
         accumulate: int = 1,
@@ -296,7 +298,8 @@ class Trainer(AttributeHints):
     ) -> None:
         """Train (or with backward=False evaluate) on rows start..stop of the source's order, all of them.
 
-        batch_size rows form one optimiser step, in micro-batches of at most micro_batch_size. `on_progress(rows done)`
+        batch_size rows form one optimiser step, in micro-batches of at most micro_batch_size; in an evaluation they are
+        the rows that a BatchLoss couples. `on_progress(rows done)`
         is called after each native call: at least every 0.2 s, or after every micro-batch with `each`. With ranks, rank
         0 alone calls it, and in training after optimiser steps.
         """
@@ -330,7 +333,8 @@ class Trainer(AttributeHints):
         backward = backward and self.build != "forward"
         self.cache.refresh(backward)
         micro = min(micro_batch_size or batch_size, batch_size)
-        return RowRange(source, start, stop, batch_size, micro, backward, measures)
+        size = batch_size if backward or self.objective.couples else micro
+        return RowRange(source, start, stop, size, micro, backward, measures)
 
     @_claims
     @builds_graphs
