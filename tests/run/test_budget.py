@@ -79,6 +79,31 @@ def test_fit_stays_below_its_budget_with_the_same_bits() -> None:
     assert small["digest"] == whole["digest"] and small["loss"] == whole["loss"]
 
 
+COUPLED = """
+    class Wide(gl.train.BatchLoss):
+        def values(self, outputs, labels, weights=None):
+            rows = outputs.shape[0]
+            return [gl.ops.broadcast_to(gl.ops.reshape(outputs, (rows, 2, 1)), (rows, 2, 1024))]
+        def join(self, values):
+            return [values[0] - gl.ops.mean(values[0], axes=0, keepdims=True)]
+        def loss(self, outputs, labels, joined, weights=None):
+            return gl.ops.sum(outputs * joined[0][:, :, 0]), gl.constant(float(outputs.shape[0]))
+    history = gl.fit(net, (x, y), loss=Wide(), epochs=1, batch_size=4000, val_split=0.1, progress=False, memory=memory,
+                     **options)
+    found |= {"planned": history[-1].planned_bytes}
+"""
+
+
+def test_buffers_of_a_batch_loss_are_within_the_budget() -> None:
+    """31 MiB each of values and of joined rows, for training; an evaluation of 829 rows has some of its own."""
+    options: dict[str, Any] = {"depth": 2, "micro_batch_size": 400}
+    whole = train(COUPLED, **options)
+    least = least_of(train(COUPLED, 48 * MIB, **options)["error"])
+    small = train(COUPLED, least + 6 * MIB, **options)
+    assert "error" not in small and small["digest"] == whole["digest"]
+    assert small["peak"] <= least + 6 * MIB and least > whole["peak"] - 16 * MIB
+
+
 WIDE = """
     x, y = np.tile(x, (4, 1)), np.tile(y, 4)
     history = gl.fit(net, (x, y), epochs=1, batch_size=16000, progress=False, memory=memory, **options)

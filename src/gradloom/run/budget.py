@@ -152,7 +152,8 @@ class ProcessBudget:
                         return
                     self.arena = max(planned - excess, 1)
                     forget()
-            except BudgetError as error:  # total and planned: of the programs with a larger arena
+            except BudgetError as refusal:  # total and planned: of the programs with a larger arena
+                error = self._largest(refusal, build, forget)
                 self.arena = before
                 total = largest(total)
                 count = len(self._loaded)
@@ -163,6 +164,21 @@ class ProcessBudget:
             finally:
                 self._planned.clear()
                 forget()
+
+    def _largest(self, error: BudgetError, build: Callable[[], object], forget: Callable[[], object]) -> BudgetError:
+        """The error of the program that needs the largest arena; `error`: of the first one that the arena is too small
+        for."""
+        while True:
+            forget()
+            self.arena = error.least
+            try:
+                build()
+            except BudgetError as other:
+                if other.least <= error.least:
+                    return error
+                error = other
+            else:
+                return error
 
     def first_within(self, sizes: Sequence[int], build: Callable[[int], object], **how: Any) -> int:
         """The first of these sizes with which `build` has room; see `search`. A smaller one than the first is logged;

@@ -131,8 +131,7 @@ class Joins:
             return None
         if self._dynamic:
             text = "{dynamic} with a BatchLoss requires {micro_batch_size} = {batch_size}"
-            sizes = {"micro_batch_size": batch.micro_size, "batch_size": batch.count}
-            raise SettingError(text, dynamic=True, **sizes)
+            raise SettingError(text, dynamic=True, micro_batch_size=..., batch_size=...)
         key = batch.source.key, batch.count, batch.micro_size, batch.backward
         return self._cache.get(
             self._table, key, batch.backward, lambda: self._built("join", key, lambda: self._build(batch))

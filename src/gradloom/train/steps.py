@@ -85,8 +85,8 @@ class Steps(StepPrograms):
     def feed(self, source: FeedSource, result: Result, backward: bool) -> None:
         """Run one micro-batch of the caller's rows. Every `accumulate`-th one updates."""
         if backward and self.objective.couples and self.accumulate > 1:
-            text = "step with a BatchLoss requires {accumulate}=1: its rows are the whole batch; or use gl.epoch"
-            raise SettingError(text, accumulate=self.accumulate)
+            need = "1 with a BatchLoss, whose batch is the rows of a step; or gl.epoch, which cuts batches"
+            raise SettingError(setting="accumulate", seen=self.accumulate, need=need, place="step")
         update = backward and self.build == "opt" and self.in_window + 1 == self.accumulate
         micro = MicroBatches(0, source.rows, 1, update, self.in_window == 0, self.window_rows)
         step = self.compiled_for(source, micro.rows, backward, update, result.measures)
