@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from .epoch import Listener
 from .history import History
 from .log import log_of
 from .loop import Loop
+from .losses import Loss
 from .metrics import Measures, Metrics, checked_metrics
 from .outputs import mapped
 from .result import MAIN, Result
@@ -57,7 +58,7 @@ def fit(
     model: Model,
     data: Data | None = None,
     *,
-    loss: str | Callable[..., Any] | None = None,
+    loss: Loss | None = None,
     optimizer: Optimizer | None = None,
     val: Data | Mapping[str, Data] | None = None,
     metrics: Metrics | None = None,
@@ -167,7 +168,7 @@ def evaluate(
     model: Model,
     data: Data,
     *,
-    loss: str | Callable[..., Any] | None = None,
+    loss: Loss | None = None,
     batch_size: int | None = None,
     metrics: Metrics | None = None,
     parallel: str | Communicator | None = None,

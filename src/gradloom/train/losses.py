@@ -15,6 +15,8 @@ from .batch_loss import BatchLoss
 from .outputs import Outputs, described, values_of
 from .terms import Batch, combined, pairs_of, terms_of
 
+Loss = str | Callable[..., Any] | BatchLoss
+
 
 class LossPair(Protocol):
     """A loss as (sum, weight). all_count: no label is ignored."""

@@ -25,7 +25,7 @@ from ..optim.state import OptimizerState
 from ..transform.substitute import with_batch
 from .batch_loss import BatchLoss, batch_pair, batch_values, joined_values
 from .class_weight import class_weighted
-from .losses import loss_of_members, loss_pair
+from .losses import Loss, loss_of_members, loss_pair
 from .marked import MarkedGraph
 from .metrics import NOTHING, Measures, MetricLayout
 from .outputs import Outputs, mapped, values_of
@@ -75,7 +75,7 @@ class Objective:
     def __init__(
         self,
         model: Model,
-        loss: str | Callable[..., Any] | BatchLoss | None,
+        loss: Loss | None,
         freeze: Freeze,
         state: OptimizerState,
         class_weights: np.ndarray | None = None,
@@ -313,7 +313,7 @@ def _made_since(serial: int, parameters: Sequence[Parameter]) -> list[Parameter]
     return [p for p in parameters if p.stored.serial > serial]
 
 
-def _need_averages(model: Any, loss: str | Callable[..., Any] | BatchLoss) -> None:
+def _need_averages(model: Any, loss: Loss) -> None:
     """SettingError where an ensemble's outputs, averaged as probabilities of classes, are measured as numbers, and for
     an ensemble with a BatchLoss."""
     ensembles = [one for one in model.modules() if isinstance(one, Ensemble)] if isinstance(model, Module) else []

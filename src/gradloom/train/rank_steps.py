@@ -306,8 +306,8 @@ class RankSteps(SumSteps):
             if failed is not None:
                 raise failed
             for group in self._groups(batch):
-                done, at = 0, self._settings(group, group.count, False)
-                done, outputs = self._compiled(rows, group).run.run_many(group.count, at)
+                settings = self._settings(group, group.count, False)
+                done, outputs = self._compiled(rows, group).run.run_many(group.count, settings)
                 for i in range(done):
                     measured[group.start + i * group.rows] = [array[i : i + 1].copy() for array in outputs]
             if self.agreement.is_stopping:

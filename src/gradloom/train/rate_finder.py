@@ -20,6 +20,7 @@ from .callbacks import BatchResult, Callback
 from .fit import Data, as_dataset
 from .history import pyplot
 from .loop import Loop
+from .losses import Loss
 from .objective import Model
 from .trained import Freeze
 from .trainer import Trainer
@@ -69,7 +70,7 @@ def find_rate(
     model: Model,
     data: Data,
     *,
-    loss: str | Callable[..., Any] | None = None,
+    loss: Loss | None = None,
     optimizer: Optimizer | None = None,
     batch_size: int = 32,
     lowest: float = 1e-7,

@@ -36,9 +36,9 @@ from ..run.backend import DeviceBytes, device_bytes, device_of, device_of_rank
 from ..run.budget import check_places
 from ..runs.state import TrainState
 from .arguments import budget_of, check_options, check_used, need_devices, with_backend
-from .batch_loss import BatchLoss
 from .batches import CompiledBatch, RowRange
 from .compile_cache import CompileCache
+from .losses import Loss
 from .marked import MarkedGraph
 from .metrics import NOTHING, Measures
 from .objective import Model, Objective, read_as_floats
@@ -112,7 +112,7 @@ class Trainer(AttributeHints):
     def __init__(
         self,
         model: Model,
-        loss: str | Callable[..., Any] | BatchLoss | None = None,
+        loss: Loss | None = None,
         optimizer: Optimizer | None = None,
         build: str = "opt",
         accumulate: int = 1,
