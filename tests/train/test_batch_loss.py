@@ -11,6 +11,7 @@ import gradloom as gl
 from gradloom import nn, ops
 from gradloom.base.errors import DataError, DTypeError, GraphError, NonFiniteError, SettingError, ShapeError
 from gradloom.parallel import threads
+from gradloom.train.duration import work
 from tests.train.split_training import on_ranks
 
 ROWS, BATCH = 20, 8
@@ -425,6 +426,60 @@ def test_a_join_that_is_not_finite_is_named():
         trainer = gl.Trainer(nn.Linear(6, 2), Root(), accumulate=4 // micro)
         with pytest.raises(NonFiniteError, match="root"):
             gl.epoch(trainer, gl.data.Dataset(pairs(8)[:, 0]), batch_size=4, micro_batch_size=micro)
+
+
+class Stop(Exception):
+    """Raised by a listener."""
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Stop])
+def test_an_interrupted_step_changes_nothing(kind):
+    """After the second micro-batch of the second step; a new pass over the same rows then has the bits of one process
+    that was not interrupted."""
+    x = gl.data.Dataset(pairs(16))
+
+    def trained(stop):
+        net, seen = Towers(nn.Dropout(0.3), nn.BatchNorm(16)).init(3), []
+        trainer = gl.Trainer(net, InfoNCE(), gl.optim.SGD(lr=0.2, momentum=0.9), accumulate=4, threads=1)
+
+        def count(at):
+            seen.append(at)
+            if stop and len(seen) == 6:
+                raise kind
+
+        source, result = trainer.source(x), gl.train.Result()
+        for start in (0, 8):
+            if start and stop:
+                with pytest.raises(kind):
+                    trainer.run_rows(
+                        source, 8, 16, result, batch_size=8, micro_batch_size=2, each=True, on_progress=count
+                    )
+                assert result.ndata == 8 and trainer.steps == 1
+            trainer.run_rows(
+                source, start, start + 8, result, batch_size=8, micro_batch_size=2, each=True, on_progress=count
+            )
+        return {name: array.tobytes() for name, array in net.state_dict().items()}, result.loss
+
+    assert trained(True) == trained(False)
+
+
+def test_the_predicted_work_is_what_runs():
+    """Of 20 rows in batches of 8, 8 and 4, and micro-batches of 3: programs, and how often each runs."""
+    for backward in (True, False):
+        trainer = gl.Trainer(Towers(), InfoNCE(), accumulate=3, threads=1)
+        source = trainer.source(gl.data.Dataset(pairs()))
+        found = work(trainer, source, 0, 20, 8, 3, backward)
+        trainer.run_rows(source, 0, 20, gl.train.Result(), batch_size=8, micro_batch_size=3, backward=backward)
+        programs = [*trainer.compiled, *trainer.driver.joins.compiled]
+        expected = {id(one.run.plan): one.run.steps_run for one in programs}
+        counts = dict.fromkeys(expected, 0)
+        for plan, count, _ in found:
+            counts[id(plan)] += count
+        assert counts == expected
+
+
+def test_several_devices():
+    close(train(InfoNCE(), 3, devices=("numpy", "cpu"), threads=None), train(InfoNCE(), 8))
 
 
 # ---- memory, precision --------------------------------------------------------------------------------------
