@@ -11,7 +11,9 @@ import gradloom as gl
 from gradloom import nn, ops
 from gradloom.base.errors import DataError, DTypeError, GraphError, NonFiniteError, SettingError, ShapeError
 from gradloom.parallel import threads
+from gradloom.run.null_backend import PLANNED
 from gradloom.train.duration import work
+from gradloom.train.source import PlannedSource
 from tests.train.split_training import on_ranks
 
 ROWS, BATCH = 20, 8
@@ -170,17 +172,20 @@ def test_micro_batches_train_like_the_whole(micro):
     close(train(InfoNCE(), micro), train(InfoNCE(), 8))
 
 
-def test_what_is_joined_is_constant():
-    x = pairs(8).reshape(8, 12)
-    for micro in (8, 2):
-        w = gl.parameter(np.full((12, 3), 0.1, np.float32), "w")
-        trainer = gl.Trainer(lambda x, w=w: x @ w, Centred(), build="grad", accumulate=8 // micro)
-        trainer.run_rows(
-            trainer.source(gl.data.Dataset(x)), 0, 8, gl.train.Result(), batch_size=8, micro_batch_size=micro
-        )
-        out = x @ np.full((12, 3), 0.1)
-        expected = x.T @ (2 * (out - out.mean(0))) / 8
-        np.testing.assert_allclose(trainer.grad_acc("w"), expected, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("micro", [8, 2])
+def test_what_is_joined_is_constant(micro):
+    """Also where it depends on a parameter without the values."""
+    x, w = pairs(8).reshape(8, 12), gl.parameter(np.full((12, 3), 0.1, np.float32), "w")
+
+    class Shifted(Centred):
+        def join(self, values):
+            return [super().join(values)[0] + ops.sum(w)]
+
+    trainer = gl.Trainer(lambda x: x @ w, Shifted(), build="grad", accumulate=8 // micro)
+    trainer.run_rows(trainer.source(gl.data.Dataset(x)), 0, 8, gl.train.Result(), batch_size=8, micro_batch_size=micro)
+    out = x @ np.full((12, 3), 0.1)
+    expected = x.T @ (2 * (out - out.mean(0) - 3.6)) / 8
+    np.testing.assert_allclose(trainer.grad_acc("w"), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_labels_weights_and_whole_numbers():
@@ -500,6 +505,28 @@ def test_plans_contain_values_and_joined_rows():
     assert buffers() == expected
     trainer.run_rows(source, 0, 64, gl.train.Result(), batch_size=64, micro_batch_size=16)
     assert trainer.planned_bytes == planned and len(trainer.plans) == plans and buffers() == expected
+
+
+def test_rows_that_are_only_planned_have_the_plans_of_a_run():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(50, 16)
+
+        def forward(self, x):
+            return ops.mean(self.table(x), axes=1)
+
+    loss = gl.train.BatchLoss.through(
+        lambda outputs, labels: ops.sum(ops.sqr(outputs - ops.mean(outputs, axes=0, keepdims=True)), -1)
+    )
+
+    def planned(source, **options):
+        trainer = gl.Trainer(Net(), loss, accumulate=4, **options)
+        trainer.prepare(source or trainer.source(data), 0, 64, batch_size=32, micro_batch_size=8)
+        return sorted((p.peak_bytes, sorted((s.name, s.bytes) for s in p.bytecode.stored)) for p in trainer.plans)
+
+    data = gl.data.Dataset(np.zeros((64, 5), np.int32), np.zeros(64, np.int32))
+    assert planned(PlannedSource(64, (5,), ()), backend=PLANNED + "cpu") == planned(None)
 
 
 def test_memory_of_a_micro_batch():

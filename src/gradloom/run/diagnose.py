@@ -143,7 +143,7 @@ def _gathered(node: Node, settings: Mapping[str, Any]) -> Input | None:
     if node.op.name != "take_batch" or node.inputs[2] is None or not node.outputs[0].dtype.is_float:
         return None
     at = node.inputs[2].node.attrs.get("key")
-    if at not in settings:
+    if not isinstance(at, str) or at not in settings:
         return None
     data, order = (v.node.attrs["stored"] for v in node.inputs[:2] if v is not None)
     first = int(settings[at])

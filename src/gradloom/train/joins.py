@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -211,10 +212,8 @@ class Joins:
 
 def _buffers(name: str, values: Sequence[Value], rows: int) -> tuple[Stored, ...]:
     """A buffer of n rows for each value, whose memory is allocated at first use."""
-    return tuple(
-        Stored.deferred(f"{name} {i}", (rows, *v.shape[1:]), lambda s=(rows, *v.shape[1:]): np.zeros(s, np.float32))
-        for i, v in enumerate(values)
-    )
+    shapes = [(rows, *v.shape[1:]) for v in values]
+    return tuple(Stored.deferred(f"{name} {i}", s, partial(np.zeros, s, np.float32)) for i, s in enumerate(shapes))
 
 
 def _contents(stored: Stored) -> np.ndarray:

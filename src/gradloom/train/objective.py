@@ -218,8 +218,7 @@ class Objective:
         if source.join is not None:
             return batch_pair(loss, outputs, labels, source.join.leaves(rows), weights)
         values = batch_values(loss, outputs, labels, weights, rows)
-        joined = joined_values(loss, [ops.detach(v) if v.dtype.is_float else v for v in values], rows)
-        return batch_pair(loss, outputs, labels, joined, weights)
+        return batch_pair(loss, outputs, labels, joined_values(loss, values, rows), weights)
 
     def _class_weighted(self, labels: Value | None, weights: Value | None) -> Value | None:
         """Weights of the loss: those of the rows, times those of their classes."""
