@@ -52,7 +52,7 @@ class BatchLoss:
                 each = ops.softplus((joined[0] - outputs) * (2.0 * labels - 1.0))
                 return ops.sum(each), gl.constant(float(each.shape[0]))
 
-    Where the gradient is to flow through what is joined, as with negatives of the batch, use `through`.
+    For gradients through the joined rows, as with negatives of the batch, use `through`.
     """
 
     def values(self, outputs: Outputs, labels: Value | None, weights: Value | None = None) -> Sequence[Value]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from ..graph.stored import Stored
 from ..graph.value import Value
 from ..run.diagnose import Namer, first_bad, row_of
 from .metrics import EMPTY, NOTHING, Measures, MetricLayout
-
-if TYPE_CHECKING:
-    from .joins import BatchJoin
+from .source import Join
 
 T = TypeVar("T")
 
@@ -135,7 +133,7 @@ class CompiledBatch:
     options: dict[str, Any] = field(default_factory=dict)  # of compile
     statistics: tuple[Stored, ...] = ()  # arrays of the model that it writes before its optimiser step
     layout: MetricLayout = EMPTY  # of the outputs after loss, weight and predictions
-    join: BatchJoin | None = None  # whose joined rows it reads
+    join: Join | None = None  # whose joined rows it reads
 
     @property
     def needs_truth(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,12 +30,9 @@ from .marked import MarkedGraph
 from .metrics import NOTHING, Measures, MetricLayout
 from .outputs import Outputs, mapped, values_of
 from .session import Graph
-from .source import FeedSource, Leaves, RowSource
+from .source import FeedSource, Join, Leaves, RowSource
 from .terms import combined
 from .trained import Freeze, UnreachedWarning, check_freeze, reached_parameters, refuse_untrained
-
-if TYPE_CHECKING:
-    from .joins import BatchJoin
 
 Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
 
@@ -61,7 +58,7 @@ class BatchGraph:
     parameters: tuple[Parameter, ...]
     layout: MetricLayout
     adds_up: bool = True  # sums and weights of micro-batches add up to those of the batch
-    join: BatchJoin | None = None  # whose joined rows it reads
+    join: Join | None = None  # whose joined rows it reads
 
 
 class Objective:

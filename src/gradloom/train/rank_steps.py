@@ -32,10 +32,9 @@ from ..step.exchange import Exchange
 from ..step.step import random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .compile_cache import CompileCache
-from .joins import BatchJoin
 from .objective import BatchGraph, Objective
 from .result import Result
-from .source import RowSource
+from .source import Join, RowSource
 from .step_programs import NO_COMMON_WEIGHT
 from .steps import CALL_SECONDS, Call, OnProgress
 from .sum_steps import SumSteps, T, exchanged
@@ -169,7 +168,7 @@ class RankSteps(SumSteps):
         self._compare_model()
         self._compare_settings(rows)
         if rows.backward:
-            self._ending_for(self._exchange_for(rows))
+            self.ending_for(self._exchange_for(rows))
             micros = {
                 (batch.micro_batch(j)[1], self.joins.of(batch)): batch
                 for batch in rows.ends() for j in (0, batch.micro_batches - 1)
@@ -181,13 +180,13 @@ class RankSteps(SumSteps):
         groups = [group for part in ends for group in self._groups(part)]
         for (join, size), group in {(self._join_at(rows, one.start), one.rows): one for one in groups}.items():
             with agreed(self.ranks):
-                step = self._compiled(rows, group)
+                step = self.program_for(rows, group)
             key = id(rows.source), size, rows.measures, join and join.rows
             self._compare_graph("evaluation", key, False, step.outputs)
             steps.append(step)
         return steps
 
-    def _join_at(self, rows: RowRange, row: int) -> BatchJoin | None:
+    def _join_at(self, rows: RowRange, row: int) -> Join | None:
         return self.joins.source(rows, row).join
 
     def _report(self, on_progress: OnProgress | None, done: int, rows: RowRange, each: bool) -> None:
@@ -201,7 +200,7 @@ class RankSteps(SumSteps):
     @property
     def plans(self) -> list[Any]:
         """The plans of all programs that were compiled so far."""
-        runs = [*(step.run for step in self._micros.values()), *self._endings.values()]
+        runs = [*(step.run for step in self._micros.values()), *self.endings.values()]
         return super().plans + [run.plan for run in runs if run.plan is not None]
 
     @property
@@ -293,7 +292,7 @@ class RankSteps(SumSteps):
             self.agreement.settle()
         count = 1 if each else left.count
         columns = zip(*(self._measured.pop(left.start + i * left.rows) for i in range(count)), strict=True)
-        return self._compiled(rows, left), count, [np.concatenate(column) for column in columns], None
+        return self.program_for(rows, left), count, [np.concatenate(column) for column in columns], None
 
     def _measure_joined(
         self, rows: RowRange, start: int, each: bool, on_progress: OnProgress | None
@@ -306,8 +305,8 @@ class RankSteps(SumSteps):
             if failed is not None:
                 raise failed
             for group in self._groups(batch):
-                settings = self._settings(group, group.count, False)
-                done, outputs = self._compiled(rows, group).run.run_many(group.count, settings)
+                settings = self.settings_of(group, group.count, False)
+                done, outputs = self.program_for(rows, group).run.run_many(group.count, settings)
                 for i in range(done):
                     measured[group.start + i * group.rows] = [array[i : i + 1].copy() for array in outputs]
             if self.agreement.is_stopping:

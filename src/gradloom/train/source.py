@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from ..graph.leaves import input as input_value
 from ..graph.stored import Stored, trainable_changes
 from ..graph.value import Value
 
-if TYPE_CHECKING:
-    from .joins import BatchJoin
-
 Leaves = tuple[Value, "Value | None", "Value | None"]
 
 _GATHERED = ("uint8", "int8", "int32", "int64", "float32", "float64")  # what take_batch reads
@@ -31,13 +28,31 @@ def batch_kind(kind: DType) -> DType:
     return i32 if kind.name in ("i32", "i64") else f32
 
 
+class Join(Protocol):
+    """The join of a batch of `rows` rows, as a BatchLoss in micro-batches reads it; see joins.py."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def stored(self) -> list[Stored]:
+        """Its buffers."""
+
+    @property
+    def programs(self) -> list[tuple[Any, int]]:
+        """Each program (CompiledBatch), and how often it runs for a batch."""
+
+    def leaves(self, rows: int) -> list[Value]:
+        """The joined rows of a micro-batch of n rows."""
+
+
 class RowSource:
     """Rows of a data set in some order: x[i] = data[order[position + i]], converted, with position a setting.
 
     join: of a BatchLoss, of the batches that these rows belong to; None: each batch is joined in its own program
     """
 
-    join: BatchJoin | None = None
+    join: Join | None = None
 
     def __init__(self, data: Dataset) -> None:
         self.data = data
@@ -72,7 +87,7 @@ class RowSource:
     def key(self) -> Hashable:
         return ("rows", id(self._data), trainable_changes(), self.join)
 
-    def joined_by(self, join: BatchJoin) -> RowSource:
+    def joined_by(self, join: Join) -> RowSource:
         """The same rows, in batches of this join."""
         joined = copy(self)
         joined.join = join

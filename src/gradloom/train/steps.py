@@ -118,7 +118,7 @@ class Steps(StepPrograms):
     def programs_of(self, rows: RowRange) -> list[CompiledBatch]:
         """Compile all that `run` of these rows runs, without regard to memory."""
         groups = [group for batch in rows.ends() for group in self._groups(batch)]
-        return [self._compiled(rows, group) for group in groups]
+        return [self.program_for(rows, group) for group in groups]
 
     def run(self, rows: RowRange, result: Result, each: bool, on_progress: OnProgress | None) -> None:
         """Train on these rows, or measure them. on_progress(rows done) is called after each call; each: a call computes
@@ -208,7 +208,8 @@ class Steps(StepPrograms):
             return cut(rows, self.joins.couples(rows), False, False)
         return cut(rows, self.keeps_gradients, self.build == "opt", self.in_window > 0)
 
-    def _compiled(self, rows: RowRange, group: MicroBatches) -> CompiledBatch:
+    def program_for(self, rows: RowRange, group: MicroBatches) -> CompiledBatch:
+        """The program of micro-batches of these rows."""
         source = self.joins.source(rows, group.start)
         return self.compiled_for(source, group.rows, rows.backward, group.update, rows.measures)
 
@@ -216,7 +217,7 @@ class Steps(StepPrograms):
         self, rows: RowRange, left: MicroBatches, result: Result, each: bool, on_progress: OnProgress | None
     ) -> Call:
         """Compute some of these micro-batches, from the first one on."""
-        step = self._compiled(rows, left)
+        step = self.program_for(rows, left)
         if step.join is not None and not left.offset:
             failed = self.joins.fill(rows.batch_at(left.start))
             if failed is not None:
@@ -239,7 +240,7 @@ class Steps(StepPrograms):
             if self.build == "opt" and not micro.update:
                 self._keep(step, micro, result)
         try:
-            return step, *step.run.run_many(count, self._settings(micro, count, backward), CALL_SECONDS, feeds), None
+            return step, *step.run.run_many(count, self.settings_of(micro, count, backward), CALL_SECONDS, feeds), None
         except KeyboardInterrupt as ended:
             done = getattr(ended, "steps_done", 0)
             if done and micro.update:
@@ -249,7 +250,7 @@ class Steps(StepPrograms):
         except (GuardTripped, NotFinite, IndexOutOfRange) as failed:  # NotFinite: with check 2
             return step, failed.steps_done, failed.outputs, failed
 
-    def _settings(self, micro: MicroBatches, count: int, backward: bool) -> dict[str, Any]:
+    def settings_of(self, micro: MicroBatches, count: int, backward: bool) -> dict[str, Any]:
         """The settings of `count` micro-batches, each a number or one for each."""
         each = np.arange(count)
         rows = micro.offset + (0 if micro.update else 1) * each * micro.rows
@@ -278,7 +279,7 @@ class Steps(StepPrograms):
         return cause or self._diagnose(step, left, rows.backward)
 
     def _diagnose(self, step: CompiledBatch, micro: MicroBatches, backward: bool) -> str:
-        at = self._settings(micro, 1, backward)
+        at = self.settings_of(micro, 1, backward)
         return step.first_bad({n: np.broadcast_to(np.asarray(value), (1,))[0] for n, value in at.items()})
 
     # ---- the accumulation window -----------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class SumSteps(Steps):
     ) -> None:
         super().__init__(objective, cache, state, **settings)
         self.ranks, self.exchange = ranks, exchange
-        self._endings: dict[Hashable, Any] = cache.table()
+        self.endings: dict[Hashable, Any] = cache.table()
 
     def _groups(self, rows: RowRange) -> Iterable[MicroBatches]:
         for batch in rows.batches():
@@ -72,16 +72,14 @@ class SumSteps(Steps):
     def _end_step(self, exchange: Exchange) -> list[np.ndarray] | GuardTripped | NotFinite:
         """Run the program on the sum: its norms, or why nothing was written."""
         try:
-            return self._ending_for(exchange).run_many(1, self.state.settings())[1]
+            return self.ending_for(exchange).run_many(1, self.state.settings())[1]
         except (GuardTripped, NotFinite) as failed:
             return failed
 
-    def _ending_for(self, exchange: Exchange) -> Any:
+    def ending_for(self, exchange: Exchange) -> Any:
         """The compiled program on the sum."""
         key = exchange, exchange.reached, self.state.update_key(exchange.updated)
-        return self.cache.get(
-            self._endings, key, True, lambda: self._built("step", key, lambda: self._ending(exchange))
-        )
+        return self.cache.get(self.endings, key, True, lambda: self._built("step", key, lambda: self._ending(exchange)))
 
     def _ending(self, exchange: Exchange) -> tuple[Any, list[Value]]:
         """The program on the sum, and its nodes."""
