@@ -65,7 +65,7 @@ NEVER = {  # a proof shares no code with the planner; a loop does not know its s
 PUBLIC = {"train/__init__.py": {"tables"}}  # public names that are defined in a package above
 IMPORTERS = {  # which import modules of their own package, or of optional packages, by names that are computed
     "__init__.py", "base/extras.py", "cli/main.py",
-    "llm/__init__.py", "llm/families/__init__.py", "llm/template_worker.py",
+    "llm/__init__.py", "llm/families/__init__.py", "llm/objectives/__init__.py", "llm/template_worker.py",
 }  # fmt: skip
 USERS = {"_core": {"run", "train"}, "_cells": {"data"}}  # who may talk to the native core, to the reader of tables
 

@@ -27,6 +27,7 @@ READS += ["--chat-template tpl.jinja", "--loss-on assistant", "--skip-bad-lines"
 SIDES = ["--chosen-key c", "--rejected-key r", "--label-key l"]  # of objectives that learn from preferences
 TRAIN = "finetune m.gguf t.txt --context 32 --lr 0.01 --out o.gguf"
 # command line -> (options that change something, options that are refused)
+PAIRS = "finetune m.gguf d.jsonl --context 32 --out o.gguf --steps 2"
 TABLE: dict[str, tuple[list[str], list[str]]] = {
     TRAIN: (
         ["--rank 4", "--alpha 1", "--targets attn_q", "--dropout 0.3", "--rslora", "--lora base.gguf", "--batch-size 2",
@@ -46,6 +47,20 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--targets attn_q", "--seed 1", "--weight-decay 0.1", "--state-bits 8", "--state-bits 8 --optimizer lion"],
         ["--state-bits 8 --optimizer sgd", "--rank 4", "--alpha 1",
          "--dropout 0.3", "--dropout 0", "--rslora", "--lora base.gguf"],
+    ),
+    PAIRS + " --objective dpo": (
+        ["--beta 0.5", "--loss-type hinge", "--loss-type ipo", "--label-smoothing 0.1", "--objective orpo",
+         "--objective simpo", "--objective cpo", "--chosen-key b --rejected-key a", "--prompt-key p"],
+        ["--gamma 1", "--nll-weight 1", "--desirable-weight 2", "--label-key good", "--objective kto",
+         "--objective dpp", "--loss-type hinge --label-smoothing 0.1", "--label-smoothing 0.5", "--beta 0",
+         "--loss-type log",
+         "--chosen-key rejected", "--objective sft"],
+    ),
+    PAIRS + " --objective simpo": (["--gamma 1"], ["--loss-type hinge", "--undesirable-weight 1"]),
+    PAIRS + " --objective cpo": (["--nll-weight 0.5", "--loss-type ipo"], ["--gamma 1"]),
+    "finetune m.gguf j.jsonl --context 32 --out o.gguf --steps 2 --objective kto": (
+        ["--desirable-weight 2", "--undesirable-weight 0", "--label-key bad", "--beta 0.3"],
+        ["--chosen-key completion", "--loss-type hinge", "--objective dpo", "--label-key prompt"],
     ),
     "finetune half.gguf t.txt --context 32 --out o.gguf --method full --train-dtype f32": (["--targets attn_q"], []),
     "evaluate m.gguf t.txt --context 32": (
@@ -90,7 +105,24 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
          "--seed 3"],
         ["--val t.txt", "--text-key t"],
     ),
+    "plan m.gguf d.jsonl --context 64 --objective dpo": (
+        ["--objective simpo", "--objective orpo", "--chosen-key b --rejected-key a"],
+        ["--objective kto", "--label-key x"],
+    ),
+    "plan m.gguf j.jsonl --context 64 --objective kto": (
+        ["--batch-size 2"], ["--rejected-key b", "--objective dpo", "--label-key prompt"],
+    ),
     "plan m.gguf x.jsonl --context 64": (["--text-key story", "--val t.txt"], ["--messages-key m"]),
+    "verify m.gguf d.jsonl --context 16 --batch-size 2 --no-reference --objective dpo": (
+        ["--loss-type hinge", "--loss-type ipo", "--objective cpo", "--objective cpo --nll-weight 0.5",
+         "--objective simpo", "--objective simpo --gamma 1", "--objective simpo --beta 1",
+         "--objective cpo --label-smoothing 0.3", "--chosen-key b --rejected-key a --objective orpo"],
+        ["--gamma 1", "--label-key good"],
+    ),
+    "verify m.gguf j.jsonl --context 16 --batch-size 2 --no-reference --objective kto": (
+        ["--desirable-weight 2", "--undesirable-weight 0.5", "--label-key bad --undesirable-weight 0.2"],
+        ["--chosen-key a"],
+    ),
     "verify m.gguf t.txt --context 16": (
         ["--lora base.gguf", "--method full", "--rank 2", "--targets attn_q", "--context 32", "--batch-size 2",
          "--optimizer sgd", "--no-reference", "--seed 2", "--threads 2", "--precision bf16"],
@@ -150,6 +182,21 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "p": [{k: v for k, v in r.items() if k != "text"} for r in rows],
         "x": [{"text": r["text"], "story": r["a"]} for r in rows],
         "c": [{"messages": t} for t in turns],
+        "d": [
+            {
+                "prompt": r["prompt"],
+                "chosen": r["q"],
+                "rejected": r["a"],
+                "a": r["completion"],
+                "b": r["text"],
+                "p": r["q"],
+            }
+            for r in rows
+        ],
+        "j": [
+            {"prompt": r["prompt"], "completion": r["q"], "good": True, "label": i % 2 == 0, "bad": i % 3 == 0}
+            for i, r in enumerate(rows)
+        ],
     }
     for name, lines in kinds.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from .defaults import FINETUNE_BATCH, FINETUNE_SCHEDULE, FINETUNE_WARMUP
 from .options import (
@@ -13,6 +13,7 @@ from .options import (
     CountOrAuto,
     Decay,
     Flag,
+    Limit,
     Often,
     Place,
     Rate,
@@ -31,8 +32,75 @@ DATA_HELP = (
 PLANNED = "finetune plan"
 
 
+Smoothing = Annotated[float, Limit("a number of at least 0 and below 0.5", (("ge", 0.0), ("lt", 0.5)))]
+
+
 @dataclass(frozen=True)
-class TuneOptions(StepOptions):
+class ObjectiveOptions:
+    """Objective of a fine-tuning; options that it does not have are refused."""
+
+    objective: Any = option(
+        "sft",
+        'name of the objective: "sft" (the texts); from pairs of a chosen and a rejected completion "dpo", "orpo", '
+        '"simpo", "cpo"; from completions that are judged good or bad "kto"; or a gl.llm.Objective. See '
+        "docs/objectives.md",
+        Flag(
+            PLANNED,
+            "sft: the texts; dpo, orpo, simpo, cpo: pairs of a chosen and a rejected completion; kto: completions that"
+            " are judged good or bad.",
+            Literal["sft", "cpo", "dpo", "kto", "orpo", "simpo"],
+            parse=str.lower,
+        ),
+        typed="Objective | str",
+        compared_as="objective",
+    )
+    beta: Rate | None = option(
+        None,
+        "factor of rewards (dpo, kto: of ratios to the base model; orpo: of the odds), by default 0.1; simpo: 2",
+        Flag("finetune", "Factor of rewards. [default: 0.1; simpo 2]", Rate),
+        compared_as="objective",
+    )
+    loss_type: Literal["sigmoid", "hinge", "ipo"] | None = option(
+        None,
+        'of dpo and cpo: "sigmoid" (the default), "hinge" or "ipo"',
+        Flag("finetune", "Loss of dpo and cpo: sigmoid, hinge or ipo. [default: sigmoid]"),
+        typed="str | None",
+        compared_as="objective",
+    )
+    label_smoothing: Smoothing | None = option(
+        None,
+        "of sigmoid losses (dpo, cpo, simpo): the share of pairs that are taken to be swapped, by default 0",
+        Flag("finetune", "Share of pairs that are taken to be swapped. [default: 0]"),
+        compared_as="objective",
+    )
+    gamma: Decay | None = option(
+        None,
+        "of simpo: the margin by which rewards should differ, by default 0.5",
+        Flag("finetune", "Margin between the rewards of simpo. [default: 0.5]"),
+        compared_as="objective",
+    )
+    nll_weight: Decay | None = option(
+        None,
+        "of cpo: the weight of the cross entropy of the chosen completions, by default 1",
+        Flag("finetune", "Weight of the chosen completions' cross entropy in cpo. [default: 1]"),
+        compared_as="objective",
+    )
+    desirable_weight: Decay | None = option(
+        None,
+        "of kto: the weight of completions judged good, by default 1",
+        Flag("finetune", "Weight of good completions in kto. [default: 1]"),
+        compared_as="objective",
+    )
+    undesirable_weight: Decay | None = option(
+        None,
+        "of kto: the weight of completions judged bad, by default 1",
+        Flag("finetune", "Weight of bad completions in kto. [default: 1]"),
+        compared_as="objective",
+    )
+
+
+@dataclass(frozen=True)
+class TuneOptions(ObjectiveOptions, StepOptions):
     """Model, rows and optimiser steps of a fine-tuning."""
 
     method: Literal["lora", "full"] | None = option(

@@ -71,6 +71,8 @@ _PREDICTED = Key(
 
 _READ = "once the data are read"
 _CLASSES = "for classification"
+_REWARDS = "mean reward and log-probability of a side: of the validation rows, or without any of those trained on"
+_SIDES = "for preferences"
 _SPREADS = "uncertainty (standard error) of the number of that name"
 _EPOCH = (
     Key("epoch", int, "from 1"),
@@ -219,8 +221,9 @@ FINETUNE = Document(
         *when(
             _READ,
             Key("method", str, "lora or full"),
+            Key("objective", str, "sft, dpo, ..."),
             Key("parameters_trained", int, "numbers that train"),
-            Key("context", int, "tokens per row"),
+            Key("context", int, "tokens per row (of pairs: of each side)"),
             Key("rows_train", int, "rows trained on"),
             Key("rows_val", int, "rows validated on"),
             Key("batch_size", int, "rows per step"),
@@ -243,6 +246,25 @@ FINETUNE = Document(
             Key("val_loss_before", float, "the same before the first step", "nats/token", "with validation rows"),
             Key("test_loss", float, "of the test rows", "nats/token", "at the end, with test rows"),
             Key(r"(train|val|test)_loss(_before)?_unc", float, _SPREADS, "nats/token", "if defined", pattern=True),
+            Key(r"(test_)?(rewards|logps)_(chosen|rejected)", float, _REWARDS, when=_SIDES, pattern=True),
+            Key(
+                r"(test_)?rewards_accuracy",
+                float,
+                "share of pairs with the higher reward on the chosen side",
+                when=_SIDES,
+                pattern=True,
+            ),
+            Key(
+                r"(test_)?rewards_margin", float, "mean difference of the rewards of a pair", when=_SIDES, pattern=True
+            ),
+            Key(
+                r"(test_)?(nll_loss|log_odds_ratio|log_odds_chosen|kl)",
+                float,
+                "see docs/objectives.md",
+                when=_SIDES,
+                pattern=True,
+            ),
+            Key(r"(test_)?(rewards|logps|nll|log|kl).*_unc", float, _SPREADS, when=_SIDES, pattern=True),
             Key("data", _SAMPLES, "report of the reading of DATA"),
             *_ON_DEVICE,
         ),

@@ -142,7 +142,7 @@ def _announce(run: Run, device: str | None) -> None:
 
     print_report(run.table)
     print_report(
-        f"{plural(run.steps_total, 'step')} of {plural(run.batch_size, 'row')} of {run.context} tokens"
+        f"{plural(run.steps_total, 'step')} of {plural(run.batch_size, 'row')} of {run.job.row_tokens} tokens"
         f" ({run.micro_batch_size} at a time); {plural(len(run.val_rows), 'row')} for validation; rate "
         f"{run.settings.lr:g}, {run.settings.schedule}; seed {run.settings.seed}"
         f"{'' if run.precision == 'f32' else f'; products in {run.precision}'}"
@@ -218,11 +218,15 @@ def _test_scores(run: Run, use: Any) -> dict[str, Any]:
     """The loss of the test rows, on the root; {} where the data have none."""
     from ..llm.data_files import data_files
     from ..llm.evaluate import evaluate
+    from ..llm.finetune import metrics_of
     from ..parallel.agree import is_root
 
     test = data_files(use.data).test
     if test is None or not is_root(run.ranks):
         return {}
+    if use.objective != "sft":
+        scores = run.measure(test)
+        return {"test_loss": scores.loss, "test_loss_unc": scores.loss_unc, **metrics_of(scores, "test_")}
     measured = evaluate(
         run.model,
         test,

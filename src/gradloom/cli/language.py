@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..base.finetune_options import DataOptions
+from ..base.finetune_options import DataOptions, ObjectiveOptions
 from .parser import Option
 from .setting import flag_of
 
@@ -22,6 +22,18 @@ Template = Annotated[str | None, flag_of(DataOptions, "chat_template")]
 LossOn = Annotated[str | None, flag_of(DataOptions, "loss_on")]
 SkipBadLines = Annotated[bool, flag_of(DataOptions, "skip_bad_lines")]
 Special = Annotated[bool, flag_of(DataOptions, "special")]
+ChosenKey = Annotated[str | None, flag_of(DataOptions, "chosen_key")]
+RejectedKey = Annotated[str | None, flag_of(DataOptions, "rejected_key")]
+LabelKey = Annotated[str | None, flag_of(DataOptions, "label_key")]
+# Options of objectives
+ObjectiveName = Annotated[str, flag_of(ObjectiveOptions, "objective")]
+Beta = Annotated[float | None, flag_of(ObjectiveOptions, "beta")]
+LossType = Annotated[str | None, flag_of(ObjectiveOptions, "loss_type")]
+LabelSmoothing = Annotated[float | None, flag_of(ObjectiveOptions, "label_smoothing")]
+Gamma = Annotated[float | None, flag_of(ObjectiveOptions, "gamma")]
+NllWeight = Annotated[float | None, flag_of(ObjectiveOptions, "nll_weight")]
+DesirableWeight = Annotated[float | None, flag_of(ObjectiveOptions, "desirable_weight")]
+UndesirableWeight = Annotated[float | None, flag_of(ObjectiveOptions, "undesirable_weight")]
 # Of drawing tokens (see llm.sampling.Sampling)
 Temperature = Annotated[float, Option(help="Sampling temperature; 0 always takes the likeliest token.")]
 TopK = Annotated[int | None, Option(help="Number of likeliest tokens to draw from; 0: all. [default: 40]")]

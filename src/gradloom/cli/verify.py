@@ -13,15 +13,26 @@ from ..base.settings import PRECISIONS
 from .common import Device, Json, Precision, Threads, json_text, need_one_of, need_whole, print_report
 from .language import (
     AsChat,
+    Beta,
+    ChosenKey,
     CompletionKey,
+    DesirableWeight,
+    Gamma,
+    LabelKey,
+    LabelSmoothing,
     Lora,
     LossOn,
+    LossType,
     MessagesKey,
+    NllWeight,
+    ObjectiveName,
     PromptKey,
+    RejectedKey,
     SkipBadLines,
     Special,
     Template,
     TextKey,
+    UndesirableWeight,
     adapter_for,
     data_options,
 )
@@ -61,6 +72,17 @@ def verify(
     loss_on: LossOn = None,
     skip_bad_lines: SkipBadLines = False,
     special: Special = False,
+    chosen_key: ChosenKey = None,
+    rejected_key: RejectedKey = None,
+    label_key: LabelKey = None,
+    objective: ObjectiveName = "sft",
+    beta: Beta = None,
+    loss_type: LossType = None,
+    label_smoothing: LabelSmoothing = None,
+    gamma: Gamma = None,
+    nll_weight: NllWeight = None,
+    desirable_weight: DesirableWeight = None,
+    undesirable_weight: UndesirableWeight = None,
     json: Json = False,
 ) -> int:
     """Run the command; returns its exit code."""
@@ -72,8 +94,9 @@ def verify(
     need_one_of("train_dtype", train_dtype, ("f32",))
     need_one_of("precision", precision, PRECISIONS)
     options = data_options(
-        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special
-    )
+        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special,
+        chosen_key, rejected_key, label_key,
+    )  # fmt: skip
     from ..base.memory import show_bytes
     from ..llm.model import load
     from ..llm.verify import verify as verify_step
@@ -84,7 +107,9 @@ def verify(
     print_report(f"{model}: {loaded.config}")
     result = verify_step(
         loaded, data, adapter, context=context, batch_size=batch_size, reference=reference, threads=threads, seed=seed,
-        precision=precision, device=device or "cpu",
+        precision=precision, device=device or "cpu", objective=objective, beta=beta, loss_type=loss_type,
+        label_smoothing=label_smoothing, gamma=gamma, nll_weight=nll_weight, desirable_weight=desirable_weight,
+        undesirable_weight=undesirable_weight,
         data_options=options, optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
         on_check=lambda check: print(f"{check.name:<36}{'' if check.holds else 'DIFFERS: '}{check.found}", flush=True),
         on_progress=_progress if sys.stderr.isatty() else None,

@@ -74,6 +74,7 @@ class Dataset(KeywordHints, AttributeHints):
         self._idle = self._find_idle()
         self.check_counted()
         self.folds: np.ndarray | None = None  # see in_folds
+        self.computed = 0  # last columns of labels that a run computes: they do not identify the data
         self.records: dict[str, dict[str, Any]] = {}  # the encoding of the rows, see gl.train.identity
         self._order = np.arange(self.shards, dtype=np.int64)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .memory_plan import MemoryPlan
     from .merge import Merged, merge
     from .model import Model, load
+    from .objective import Objective, Parts
     from .packing import TokenData, pack
     from .plan import plan
     from .sample_texts import SampledText
@@ -39,6 +40,8 @@ __all__ = [
     "MemoryPlan",
     "Merged",
     "Model",
+    "Objective",
+    "Parts",
     "Perplexity",
     "Run",
     "SampledText",
@@ -73,6 +76,7 @@ _HOMES = {
     ".lora": "LoRA TrainedTensors",
     ".merge": "Merged merge",
     ".model": "Model load",
+    ".objective": "Objective Parts",
     ".packing": "TokenData pack",
     ".memory_plan": "MemoryPlan",
     ".plan": "plan",

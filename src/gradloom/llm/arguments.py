@@ -31,3 +31,10 @@ def refuse_settings(settings: Mapping[str, object], where: str, without_effect: 
     for name in settings:
         if name in without_effect:
             raise SettingError(f"{where}: {name} is a setting of finetune that changes nothing here; leave it out")
+
+
+def data_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments of read_samples in `data_options`; SettingError for the form, which the objective decides."""
+    if "form" in (given or {}):
+        raise SettingError("{data_options}: form follows from the objective; leave it out", data_options=...)
+    return dict(given or {})

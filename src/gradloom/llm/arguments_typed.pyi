@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 
 from gradloom.base.interval import Interval
 from gradloom.llm.json_rows import Source
+from gradloom.llm.objective import Objective
 from gradloom.optim.optimizer import Optimizer
 from gradloom.parallel.communicator import Communicator
 from gradloom.run.backend import Buffer
@@ -30,6 +31,14 @@ class FinetuneArguments(TypedDict, total=False):
     sample_every: str | None
     sample_tokens: int | None
     sample_temperature: float | None
+    objective: Objective | str
+    beta: float | None
+    loss_type: str | None
+    label_smoothing: float | None
+    gamma: float | None
+    nll_weight: float | None
+    desirable_weight: float | None
+    undesirable_weight: float | None
     freeze: str | Sequence[str]
     max_norm: float
     max_value: float
@@ -96,6 +105,14 @@ class PlanArguments(TypedDict, total=False):
     sample_every: str | None
     sample_tokens: int | None
     sample_temperature: float | None
+    objective: Objective | str
+    beta: float | None
+    loss_type: str | None
+    label_smoothing: float | None
+    gamma: float | None
+    nll_weight: float | None
+    desirable_weight: float | None
+    undesirable_weight: float | None
     freeze: str | Sequence[str]
     max_norm: float
     max_value: float

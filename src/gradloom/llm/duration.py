@@ -27,7 +27,7 @@ def duration_of(tuning: Tuning, source: RowSource) -> Duration | None:
         return None
     last, evaluated = job.rows + job.val_rows, []
     if job.val_rows:
-        evaluated = work(trainer, source, job.rows, last, job.micro_batch_size, job.micro_batch_size, backward=False)
+        evaluated = work(trainer, source, job.rows, last, job.batch_size, job.micro_batch_size, backward=False)
     rates = rates_for([plan for plan, _, _ in trained], trainer.options.get("isa"), lambda _: math.inf, 0.0)
     assert rates is not None
     per_epoch = -(-job.rows // job.batch_size)

@@ -8,6 +8,7 @@ spread over its micro-batches.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -32,15 +33,18 @@ from ..files import refuse_input
 from ..parallel.agree import agreed, is_root, same_settings
 from ..run.budget import check_places
 from ..runs.saver import saver_of
+from ..train.batch_loss import BatchLoss
 from ..train.callbacks import Callback, Listeners
 from ..train.display import StepDisplay
 from ..train.epoch import Listener, Progress
+from ..train.fit import evaluate
 from ..train.history import History
 from ..train.log import log_of
 from ..train.loop import Loop
+from ..train.metrics import UNCERTAINTY
 from ..train.result import Result
 from ..train.stopping import EarlyStopping
-from .arguments import adapter_of
+from .arguments import adapter_of, data_arguments
 from .data_files import data_files
 from .earlier_run import EarlierRun, about_adapter
 from .gpu_layers import check_layers
@@ -49,10 +53,11 @@ from .memory_plan import MemoryPlan
 from .model import Adapter, Model, model_of
 from .plan import base_bytes, check_trained, memory_of, placed, sizes_of, within
 from .records import records_of
+from .reference import Reference
 from .rows import Rows, read_rows
 from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
 from .table import training_table
-from .tuning import Tuning, TuningJob, split_arguments
+from .tuning import Tuned, Tuning, TuningJob, split_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -122,7 +127,7 @@ class Run(Tuning):
     ) -> None:
         use, more = taken(FinetuneOptions, settings)
         asked, ranks, exchange, options = split_arguments(more, Run)
-        self._base, reading = base_bytes(), use.data_options or {}
+        self._base, reading = base_bytes(), data_arguments(use.data_options)
         with contextlib.ExitStack() as stack:
             with agreed(ranks):
                 _check_devices(use, options)
@@ -132,10 +137,7 @@ class Run(Tuning):
             if self.saver is not None:
                 self.saver.share()
             with agreed(ranks):
-                if use.continue_from is None and use.keep_optimizer:
-                    text = "{keep_optimizer} requires {continue_from}, the folder of the earlier run"
-                    raise SettingError(text, keep_optimizer=True, continue_from=...)
-                self.earlier = None if use.continue_from is None else EarlierRun(use.continue_from, use.keep_optimizer)
+                self.earlier, self._data_options = _earlier(use), reading
                 loaded = model_of(model, "finetune")
                 given = adapter_of(adapter, loaded, "finetune")
                 if given is None and self.earlier is not None:
@@ -146,7 +148,8 @@ class Run(Tuning):
                 self._read = [*data_files(data).paths] if isinstance(data, (str, os.PathLike)) else []
                 self._read += [os.fspath(use.val)] if isinstance(use.val, (str, os.PathLike)) else []
                 rows = read_rows(
-                    loaded, data, asked.context, asked.val_split, asked.seed, use.val, trained, **reading
+                    loaded, data, asked.context, asked.val_split, asked.seed, use.val, trained,
+                    form=asked.chosen.form, **reading,
                 )  # fmt: skip
                 template = reading.get("chat_template")
                 if template is not None and isinstance(trained, (LoRA, TrainedTensors)):
@@ -156,21 +159,20 @@ class Run(Tuning):
                 self.train_rows, self.val_rows = rows.train, rows.val
                 every = [*_early_stopping(use, len(self.val_rows)), *_as_list(callbacks)]
                 job = TuningJob(
-                    loaded, trained, asked, *sizes_of(rows, use.eval_rows), ranks, exchange, self.saver, options,
+                    loaded, trained, asked, *sizes_of(rows, asked.chosen, use.eval_rows), ranks, exchange, self.saver,
+                    options,
                     kept=sum(each.copied_bytes(1, 0) for each in every if isinstance(each, Callback)),
                 )  # fmt: skip
                 job = placed("finetune", job, use.gpu_layers, use.gpu_memory)
                 super().__init__(within("finetune", job, use.memory, self._base, self._reading))
                 if self.earlier is not None:
                     self.earlier.load(self.trainer, loaded, trained)
-                both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context], for the Trainer
-                self.data = replace(rows, tokens=both[:, 0], positions=both[:, 1])  # once in memory
-                self.dataset = Dataset(both, rows.labels)
+                self.data, self.dataset = rows, Dataset(*self.objective.arrays(rows))
                 self.dataset.records = records_of(loaded, rows)
                 if not len(self.val_rows) and use.eval_every != "1epoch":
                     text = "{eval_every} requires validation rows: {val_split} above 0"
                     raise SettingError(text, eval_every=use.eval_every, val_split=..., place="finetune")
-                logs = log_of(self.saver, use.log, use.log_every, self.context)
+                logs = log_of(self.saver, use.log, use.log_every, self.job.row_tokens)
                 for each in logs:
                     stack.callback(each.close)
                 folder = None if self.saver is None else self.saver.folder
@@ -180,12 +182,15 @@ class Run(Tuning):
                     batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
                     seed=asked.seed, validates_first=True, before_pass=self._check_model,
                     callbacks=[*logs, *every],
+                    metrics=self.objective.measures(self.forward, train=ranks is None),
                     on_epoch=on_epoch, subscribers=[self._samples], saver=self.saver,
                     **values_of(use, EvalOptions), about=self._about(reading),
                     on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
                 )  # fmt: skip
             self._open = stack.pop_all()  # the run's folder, until the training has ended
         self.trainer.train_state.register("finetune", self._state, self._load, schema=STATE)
+        if self.reference is not None:
+            self.reference.attach(self.dataset, self.trainer)
         self._has_trained = self.interrupted = False
         self.interruption: KeyboardInterrupt | None = None  # what interrupted it
         self.seconds = 0.0  # of training and validation
@@ -196,6 +201,7 @@ class Run(Tuning):
         compared = self.trainer.bits  # by the trainer
         own = {name: value for name, value in bits_of(self.settings, TuneOptions).items() if name not in compared}
         settled = {"method": self.method, "context": self.context, "steps": self.steps_total}
+        settled["objective"] = repr(self.objective)
         return own | settled | {"adapter": about_adapter(self.adapter), "data_options": options}
 
     def _check_model(self) -> None:
@@ -241,13 +247,15 @@ class Run(Tuning):
         with agreed(self.ranks):
             self.memory().check()
         same_settings(self.ranks, steps=self.steps_total, rows=len(self.train_rows))
+        if self.reference is not None and not self.job.is_resumed and not self.steps:
+            self.reference.fill(self.ranks, progress)
         if not self.loop.passes:
             self.first_step = self.trainer.steps
         display = None
         if progress and is_root(self.ranks):
             if self.earlier is not None and not self.steps:
                 to_stderr(self.earlier)
-            display = StepDisplay(self.steps_total, self.trainer.epoch + self.epochs_total, self.context)
+            display = StepDisplay(self.steps_total, self.trainer.epoch + self.epochs_total, self.job.row_tokens)
         began = time.perf_counter()
         try:
             self.loop.run(display)
@@ -270,6 +278,30 @@ class Run(Tuning):
             take()
 
         return load
+
+    def measure(self, data: Source) -> Result:
+        """Loss and metrics of the objective on other data, with the weights as they are now; nothing is trained.
+
+        data: a path or a list of dicts, read with the run's data_options. Raises as `finetune` does for its data.
+        """
+        rows = read_rows(
+            self.model, data, self.context, 0.0, adapter=self.adapter, form=self.objective.form, **self._data_options
+        )  # fmt: skip
+        measured, options = Dataset(*self.objective.arrays(rows)), self.trainer.options
+        samples = 1 if rows.values is None else rows.values.shape[1]
+        forward, size = replace(self.forward, samples=samples), self.micro_batch_size
+        if self.objective.needs_reference:
+            reference = Reference(self.objective, forward, size, options)
+            reference.prepare(self.job.row_tokens)
+            found = reference.compute(measured.data)
+            assert measured.labels is not None
+            measured.labels[:, :, -found.shape[2] :] = found
+        loss = self.objective.trained_loss(forward)
+        return evaluate(
+            Tuned(self.objective, forward), measured, loss=loss,
+            batch_size=self.batch_size if isinstance(loss, BatchLoss) else size,
+            metrics=self.objective.measures(forward, train=False), **options,
+        )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trained tensors: an adapter as FILE.gguf (llama.cpp) or a folder (PEFT), a model as FILE.gguf.
@@ -318,7 +350,7 @@ class Run(Tuning):
     @property
     def tokens(self) -> int:
         """Tokens trained on, with all positions of a row counted."""
-        return self.loop.rows * self.context
+        return self.loop.rows * self.job.row_tokens
 
     @property
     def planned_bytes(self) -> int:
@@ -341,6 +373,7 @@ class Run(Tuning):
         numbers: dict[str, Any] = {
             "model": self.model.path,
             "method": self.method,
+            "objective": self.objective.name,
             "parameters_trained": sum(p.size for p in self.trained().values()),
             "context": self.context,
             "rows_train": len(self.train_rows),
@@ -365,12 +398,33 @@ class Run(Tuning):
         for name, result in (("train_loss", train), ("val_loss", val), ("val_loss_before", self.before)):
             if result is not None and result.batches:
                 numbers |= {name: result.loss, f"{name}_unc": result.loss_unc}
+        numbers |= metrics_of(train if val is None or not val.batches else val)
         if self.data.reports:
             numbers["data"] = self.data.reports[0].as_dict()
         return numbers
 
     def __repr__(self) -> str:
         return f"Run({self.method}, {self.steps} of {self.steps_total} steps)"
+
+
+def metrics_of(result: Result | None, prefix: str = "") -> dict[str, float]:
+    """The metrics of an objective as --json names them: rewards/margins as rewards_margin."""
+    found = {} if result is None or not result.batches else result.metrics
+    names = {"accuracies": "accuracy", "margins": "margin"}
+    parts = [(name.removesuffix(UNCERTAINTY).split("/"), name, value) for name, value in found.items()]
+    return {
+        prefix + "_".join(names.get(part, part) for part in words) + UNCERTAINTY * name.endswith(UNCERTAINTY): value
+        for words, name, value in parts
+        if math.isfinite(value)  # of some samples: good or bad ones
+    }
+
+
+def _earlier(use: FinetuneOptions) -> EarlierRun | None:
+    """The run that is continued, if any."""
+    if use.continue_from is None and use.keep_optimizer:
+        text = "{keep_optimizer} requires {continue_from}, the folder of the earlier run"
+        raise SettingError(text, keep_optimizer=True, continue_from=...)
+    return None if use.continue_from is None else EarlierRun(use.continue_from, use.keep_optimizer)
 
 
 def _early_stopping(use: FinetuneOptions, val_rows: int) -> list[Callback]:

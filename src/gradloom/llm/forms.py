@@ -12,13 +12,19 @@ class Form:
 
     kind     "texts": texts, prompts with completions, or chats; "preferences": a prompt with a chosen and a rejected
              completion; "judged": a prompt, a completion, and the label good or bad
-    parts    token sequences of a sample: 2 of preferences, chosen and rejected, else 1
+    parts    token sequences of a sample: 2 of preferences, chosen and rejected; of judged completions 1, or 2: the
+             second one is the prompt with the completion of another sample; else 1
     prompts  labels at all places of a part, its prompt included
     """
 
     kind: Literal["texts", "preferences", "judged"]
     parts: int = 1
     prompts: bool = False
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that each sample has at least: its label."""
+        return int(self.kind == "judged")
 
 
 TEXTS = Form("texts")

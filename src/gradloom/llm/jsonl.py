@@ -95,10 +95,12 @@ class JsonLines:
                 f"{self.path}: the label of all {count_of(len(values), 'sample')} is {label}; need completions with the"
                 " label true and others with false"
             )
-        return Samples(
-            np.concatenate(self.tokens), np.concatenate(self.counted), starts, self.report, False, self.form.parts,
-            values,
+        judged = self.form.kind == "judged"
+        read = Samples(
+            np.concatenate(self.tokens), np.concatenate(self.counted), starts, self.report, False,
+            1 if judged else self.form.parts, values,
         )  # fmt: skip
+        return read.with_other_completions() if judged and self.form.parts == 2 else read
 
     def _bad(self, line: int, reason: str) -> None:
         if not self.skip_bad:

@@ -244,16 +244,19 @@ class Model(AttributeHints):
         caches: Caches | None = None,
         training: bool = False,
         layers: GpuLayers | None = None,
+        longest: int | None = None,
     ) -> Value:
         """tokens, positions i32 [B, T] -> [B*T, d] after the final norm. layers: those that run on a GPU.
 
         A position counts from the start of its sample: query t attends to the tokens t - positions[b, t] .. t.
-        training: with dropout. Raises ShapeError for tokens of another shape.
+        training: with dropout. longest: the most tokens of a sample, by default T. Raises ShapeError for tokens of
+        another shape.
         """
         if tokens.ndim != 2 or tokens.shape != positions.shape:
             seen = f"{list(tokens.shape)} and {list(positions.shape)}"
             raise ShapeError(f"hidden: tokens and positions have shapes {seen}; need one shape [B, T]")
-        return self.family.hidden(Net(self, tokens.shape, adapter, caches, training, layers), tokens, positions)
+        net = Net(self, tokens.shape, adapter, caches, training, layers, longest)
+        return self.family.hidden(net, tokens, positions)
 
     def project(self, x: Value, adapter: Adapter | None = None, layers: GpuLayers | None = None) -> Value:
         """Logits [N, vocabulary] of rows of `hidden`, [N, d]."""
@@ -282,12 +285,38 @@ class Model(AttributeHints):
         """
         with at(layers and layers.end):
             labels = labels.reshape(x.shape[0])
-            net = Net(self, (1, x.shape[0]), adapter, None, False, layers)
-            head = net.weight(self.head_name)
-            own = adapter is not None and not self.tied and adapter.linear(self.head_name, x, 1, False) is not None
-            if own or self.config.logit_cap is not None:
+            head = self._plain_head(x, adapter, layers)
+            if head is None:
                 return ops.cross_entropy_pair(self.project(x, adapter, layers), labels)
             return ops.linear_cross_entropy_pair(self._scaled(x), head, labels)
+
+    def logprobs(
+        self, x: Value, labels: Value, adapter: Adapter | None = None, layers: GpuLayers | None = None
+    ) -> Value:
+        """Log-probability of each label i32 [N] given the row of `hidden` [N, d] before it, f32 [N]; 0 where the label
+        is -100.
+
+        Logits are never held in full, unless an adapter changes the output. Raises ShapeError for labels of another
+        number.
+        """
+        if labels.size != x.shape[0]:
+            raise ShapeError(f"logprobs: labels have shape {list(labels.shape)}; need {x.shape[0]}, one per row")
+        with at(layers and layers.end):
+            labels = labels.reshape(x.shape[0])
+            head = self._plain_head(x, adapter, layers)
+            if head is not None:
+                return -ops.linear_cross_entropy_rows(self._scaled(x), head, labels)
+            own = ops.loss.one_hot(labels, self.config.vocab_size)  # 0 everywhere for -100
+            log_p = ops.log_softmax(self.project(x, adapter, layers))
+            return ops.sum(ops.where(ops.equal(own, 1.0), log_p, 0.0), axes=1)
+
+    def _plain_head(self, x: Value, adapter: Adapter | None, layers: GpuLayers | None) -> Value | None:
+        """The output's matrix where logits are its product with rows of `hidden`; None where an adapter or a cap
+        changes them."""
+        own = adapter is not None and not self.tied and adapter.linear(self.head_name, x, 1, False) is not None
+        if own or self.config.logit_cap is not None:
+            return None
+        return Net(self, (1, x.shape[0]), adapter, None, False, layers).weight(self.head_name)
 
     def is_long(self, tokens: int) -> bool:
         """Whether texts of at most `tokens` tokens have other rotations than short ones."""

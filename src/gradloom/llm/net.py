@@ -68,15 +68,16 @@ class Net:
         caches: Caches | None,
         training: bool,
         layers: GpuLayers | None = None,
+        longest: int | None = None,
     ) -> None:
-        """layers: blocks on a GPU; None: no placement."""
+        """layers: blocks on a GPU; None: no placement. longest: tokens of a text where a row may hold more."""
         self.placing = layers
         self.model, self.config, self.adapter, self.caches, self.training = (
             model, model.config, adapter, caches, training
         )  # fmt: skip
         self.batch, self.length = shape
         self.blocks: list[Value] = []  # the residual stream behind each block, [B*T, d]
-        self.longest = self.length if caches is None else caches.longest  # tokens of a text
+        self.longest = (longest or self.length) if caches is None else caches.longest  # tokens of a text
 
     def weight(self, name: str) -> Value:
         own = None if self.adapter is None else self.adapter.weight(name)

@@ -46,14 +46,15 @@ from ..run.rates import measure_early
 from ..train.arguments import halves
 from ..train.loop import copied_bytes
 from ..train.source import PlannedSource
-from .arguments import adapter_of, refuse_settings
+from .arguments import adapter_of, data_arguments, refuse_settings
 from .duration import duration_of
 from .gpu_layers import PLANNED, GpuLayers, bytes_on, check_layers, layers_for
 from .lora import LoRA, TrainedTensors
 from .memory_plan import FEWER_TRAINED, MemoryPlan
 from .model import Adapter, Model, model_of
+from .objective import Objective
 from .rows import CONTEXT, Rows, read_rows
-from .tuning import Settings, Tuning, TuningJob, split_arguments
+from .tuning import Settings, Sizes, Tuning, TuningJob, split_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -98,16 +99,22 @@ def plan(
     model = model_of(model, "plan")
     trained = asked.adapter(adapter_of(adapter, model, "finetune"))
     if data is not None:
-        rows = read_rows(model, data, asked.context, asked.val_split, asked.seed, val, **(data_options or {}))
-        sizes = sizes_of(rows, eval_rows)
+        rows = read_rows(
+            model, data, asked.context, asked.val_split, asked.seed, val, form=asked.chosen.form,
+            **data_arguments(data_options),
+        )  # fmt: skip
+        sizes = sizes_of(rows, asked.chosen, eval_rows)
     else:
         for name, given in {"val": val, "eval_rows": eval_rows, **(data_options or {})}.items():
             if given is not None:
                 text = f"{{{name}}} requires {{data}}, that of the run"
                 raise SettingError(text, {name: given, "data": ...}, place="plan")
-        sizes = 2 * asked.batch_size - 1, 0, 0, _context(asked, model)  # a batch, and one that is not full
-        if not addressable((sizes[0], 2, sizes[3]), 4):
-            text = f"{{batch_size}}: rows of {sizes[3]} tokens take 2^63 bytes or more; use a smaller one"
+        context = _context(asked, model)
+        numbers = asked.chosen.form.numbers
+        sizes = Sizes(2 * asked.batch_size - 1, 0, 0, context, 1, numbers)  # a batch, and one that is not full
+        row, _ = asked.chosen.shapes(context, 1, numbers)
+        if not addressable((sizes.rows, *row), 4):
+            text = f"{{batch_size}}: rows of {row[-1]} tokens take 2^63 bytes or more; use a smaller one"
             raise SettingError(text, batch_size=asked.batch_size)
     job = TuningJob(model, trained, asked, *sizes, ranks, exchange, None, options)
     if data is None:
@@ -157,13 +164,17 @@ def _context(asked: Settings, model: Model) -> int:
     return length
 
 
-def sizes_of(rows: Rows, eval_rows: int | None) -> tuple[int, int, int, int]:
-    """rows, val_rows, all_rows and context of a TuningJob on these rows."""
+def sizes_of(rows: Rows, objective: Objective, eval_rows: int | None) -> Sizes:
+    """Sizes of a fine-tuning on these rows."""
     most = len(rows.val) if eval_rows is None else as_whole("eval_rows", eval_rows, 1)
     if eval_rows is not None and not len(rows.val):
         text = "{eval_rows} requires validation rows: {val_split} above 0"
         raise SettingError(text, eval_rows=eval_rows, val_split=..., place="finetune")
-    return len(rows.train), min(len(rows.val), most), len(rows.train) + len(rows.val), int(rows.tokens.shape[1])
+    every, context = len(rows.train) + len(rows.val), rows.tokens.shape[1] // objective.form.parts
+    sizes = Sizes(len(rows.train), min(len(rows.val), most), every, context)
+    if rows.values is None:
+        return sizes
+    return sizes._replace(samples=rows.values.shape[1], numbers=rows.values.shape[2] - 1)
 
 
 def planned(job: TuningJob) -> tuple[Tuning, PlannedSource]:
@@ -177,7 +188,9 @@ def planned(job: TuningJob) -> tuple[Tuning, PlannedSource]:
     several = tuple(PLANNED + name for name in options.get("devices", ()))
     options |= {"devices": several} if several else {"backend": PLANNED + options.get("backend", "cpu")}
     tuning = Tuning(replace(job, settings=settings, options=options, layers=job.layers and job.layers.planned()))
-    source = PlannedSource(job.all_rows, (2, job.context), (job.context,))
+    objective = job.objective
+    shapes = objective.shapes(job.context, job.samples, job.numbers)
+    source = PlannedSource(job.all_rows, *shapes, has_ids=objective.has_ids)
     tuning.compile(source)
     return tuning, source
 

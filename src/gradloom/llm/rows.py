@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .json_rows import Source
     from .model import Adapter
     from .packing import TokenData
+    from .samples import Samples
 
 VAL_SHARE, VAL_ROWS = 0.05, 100  # default validation: share of all samples (or windows), and maximum number
 CONTEXT = 512  # default tokens per row, or the model's context if that is less
@@ -89,7 +90,6 @@ def read_rows(
     need_memory(need, what, "need a smaller one")
     if is_read:
         from .data import read_samples
-        from .packing import pack
 
         train: Any = data
         if isinstance(data, (str, os.PathLike)):
@@ -104,13 +104,11 @@ def read_rows(
         length = context or min(CONTEXT, limit)
         if val is not None:
             held_out = read_samples(val, model.tokenizer, form=form, **options)
-            parts = [pack(part, length, prompts=form.prompts) for part in (samples, held_out)]
-            return _checked(model, _joined(*parts))
+            return _checked(model, _joined(*(_packed(part, length, form) for part in (samples, held_out))))
         share = _val_share(len(samples), val_split)
         if not samples.stream and share:
-            parts = [pack(part, length, prompts=form.prompts) for part in samples.split(share, seed)]
-            return _checked(model, _joined(*parts))
-        packed: Any = pack(samples, length, prompts=form.prompts)
+            return _checked(model, _joined(*(_packed(part, length, form) for part in samples.split(share, seed))))
+        packed: Any = _packed(samples, length, form)
     else:
         check_rows(data, context, options, form)
         packed = data
@@ -118,6 +116,12 @@ def read_rows(
     reports = (packed.report,) if hasattr(packed, "report") else ()
     more = [getattr(packed, name, None) for name in _OF_PARTS]
     return _checked(model, Rows(packed.tokens, packed.positions, packed.labels, training, validation, reports, *more))
+
+
+def _packed(samples: Samples, context: int, form: Form) -> TokenData:
+    from .packing import pack
+
+    return pack(samples, context, prompts=form.prompts)
 
 
 def _shown(path: Any) -> str:

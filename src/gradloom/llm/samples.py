@@ -125,6 +125,22 @@ class Samples:
         without_skipped = replace(self.report, bad_lines=0, bad=(), skipped={}, unused=())
         return self._take(np.sort(first), self.report), self._take(np.sort(last), without_skipped)
 
+    def with_other_completions(self) -> Samples:
+        """The same samples of one part with a second one: the prompt with the completion of the sample before it, of
+        the last sample for the first one (the estimate of the distance from the base model in KTO)."""
+        assert self.parts == 1 and not self.stream
+        texts = [self[i] for i in range(len(self))]
+        cuts = [int(np.argmax(counted)) for _, counted in texts]  # the length of each prompt
+        sequences = []
+        for i, text in enumerate(texts):
+            before, at = texts[i - 1], cuts[i - 1]
+            other = (np.concatenate([mine[: cuts[i]], his[at:]]) for mine, his in zip(text, before, strict=True))
+            sequences += [text, tuple(other)]
+        starts = np.concatenate([[0], np.cumsum([len(tokens) for tokens, _ in sequences])]).astype(np.int64)
+        tokens, counted = (np.concatenate([each[k] for each in sequences]) for k in (0, 1))
+        report = replace(self.report, counts=f"{self.report.counts}, each after its own and after another prompt")
+        return Samples(tokens, counted, starts, report, False, 2, self.values)
+
     def _take(self, which: np.ndarray, report: Report) -> Samples:
         picked = np.zeros(len(self), bool)
         picked[which] = True  # in the order of the file

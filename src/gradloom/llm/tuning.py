@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..base.defaults import FINETUNE_RATES, FINETUNE_SCHEDULE, FINETUNE_WARMUP
 from ..base.errors import SettingError
@@ -29,11 +30,15 @@ from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..runs.saver import Saver
 from ..train.arguments import check_batch, check_options, halves, with_backend
+from ..train.outputs import Outputs
 from ..train.source import RowSource
 from ..train.trainer import Trainer
 from .gpu_layers import GpuLayers, placed_options
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model
+from .objective import Forward, Objective
+from .objectives import objective_of
+from .reference import Reference
 from .sample_texts import EVERY, TOKENS, TextSampler, prompts_of
 
 MICRO_TOKENS = 512  # of a micro-batch, about: enough for the matrix products to be fast
@@ -53,6 +58,7 @@ class Settings(TuneOptions):
             text = f"{{{given[0]}}} and {{optimizer}} are mutually exclusive: the optimizer has its own settings"
             raise SettingError(text, {given[0]: getattr(self, given[0]), "optimizer": ...}, place="finetune")
         self._check_bits()
+        objective_of(self)
         for name, default in (("schedule", FINETUNE_SCHEDULE), ("warmup", FINETUNE_WARMUP)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
@@ -71,6 +77,11 @@ class Settings(TuneOptions):
             if name not in given:
                 object.__setattr__(self, name, default)
         as_interval("sample_every", self.sample_every, "steps", "epochs", place="finetune")
+
+    @functools.cached_property
+    def chosen(self) -> Objective:
+        """The objective, with its settings."""
+        return objective_of(self)
 
     def _check_bits(self) -> None:
         """SettingError for bits of moments that the optimiser does not have."""
@@ -151,14 +162,31 @@ def split_arguments(
     return settings, ranks, among.exchange, options
 
 
+class Sizes(NamedTuple):
+    """Sizes of a fine-tuning.
+
+    rows, val_rows   rows that train, and that each evaluation reads
+    all_rows         rows of the data
+    context          the most tokens of each part of a sample
+    samples          the most samples of a row
+    numbers          numbers of each sample
+    """
+
+    rows: int
+    val_rows: int
+    all_rows: int
+    context: int
+    samples: int = 1
+    numbers: int = 0
+
+
 @dataclass(frozen=True)
 class TuningJob:
     """All that decides the programs of a fine-tuning, and so their bytes. A run and its plan are each made of one.
 
-    rows, val_rows: rows that train, and that each evaluation reads; all_rows: rows of the data; context: tokens
-    of each. saver: of a run that may be resumed, which then has the micro-batches that it had. options: of gl.compile.
-    layers: those that run on a GPU. arena: most bytes of the arena and scratch of each program, with layers of its part
-    on the GPU. kept: copies of the trained arrays that callbacks hold at once.
+        rows .. numbers: see Sizes. saver: of a run that may be resumed, which then has the micro-batches that it had.
+    options: of gl.compile. layers: those that run on a GPU. arena: most bytes of the arena and scratch of each program,
+    with layers of its part on the GPU. kept: copies of the trained arrays that callbacks hold at once.
     """
 
     model: Model
@@ -168,6 +196,8 @@ class TuningJob:
     val_rows: int
     all_rows: int
     context: int
+    samples: int
+    numbers: int
     ranks: Communicator | None
     exchange: str
     saver: Saver | None
@@ -175,6 +205,15 @@ class TuningJob:
     layers: GpuLayers | None = None
     arena: int | None = None
     kept: int = 0
+
+    @property
+    def objective(self) -> Objective:
+        return self.settings.chosen
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row: of all parts of a sample."""
+        return self.objective.form.parts * self.context
 
     @property
     def batch_size(self) -> int:
@@ -187,7 +226,7 @@ class TuningJob:
         if asked is None and self.saver is not None:
             asked = self.saver.size("micro_batch_size", self.batch_size)
         most = share_of(self.batch_size, self.ranks if asked is None else None)
-        return min(max(1, MICRO_TOKENS // self.context) if asked is None else int(asked), most)
+        return min(max(1, MICRO_TOKENS // self.row_tokens) if asked is None else int(asked), most)
 
     @property
     def is_resumed(self) -> bool:
@@ -237,12 +276,17 @@ class Tuning:
         self.sampler = settings.sampler(model, adapter, layers=layers, **options, arena_bytes=limit)
         every = as_interval("sample_every", settings.sample_every, "steps", "epochs", place="finetune")
         self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
+        self.objective = job.objective
+        self.forward = Forward(model, adapter, layers, job.context, job.samples)
         self.trainer = Trainer(
-            _Tuned(model, adapter, layers), self._loss, self.optimizer,
+            Tuned(self.objective, self.forward), self.objective.trained_loss(self.forward), self.optimizer,
             accumulate=-(-self.batch_size // self.micro_batch_size), communicator=job.ranks, exchange=job.exchange,
             **values_of(settings, StepOptions), **options,
         )  # fmt: skip
         self.trainer.options["memory"] = limit
+        self.reference = None
+        if self.objective.needs_reference:
+            self.reference = Reference(self.objective, self.forward, self.micro_batch_size, self.trainer.options)
 
     def trained(self) -> dict[str, Parameter]:
         """Parameters that the steps change: the adapter's without those that `freeze` names."""
@@ -263,22 +307,24 @@ class Tuning:
         )
         return made
 
-    def _loss(self, hidden: Value, labels: Value) -> tuple[Value, Value]:
-        return self.model.loss_pair(hidden, labels, self.adapter, self.layers)
-
     def compile(self, source: RowSource) -> None:
         """Plan, prove and load all steps on these rows, those of validation and sampling too: nothing runs yet."""
         rows, val_rows, micro = self.job.rows, self.job.val_rows, self.micro_batch_size
         self.trainer.prepare(source, 0, rows, batch_size=self.batch_size, micro_batch_size=micro)
         if val_rows:
-            self.trainer.prepare(source, rows, rows + val_rows, batch_size=micro, backward=False)
+            self.trainer.prepare(
+                source, rows, rows + val_rows, batch_size=self.batch_size, micro_batch_size=micro, backward=False
+            )
         if self.sampler is not None:
             self.sampler.prepare()
+        if self.reference is not None:
+            self.reference.prepare(self.job.row_tokens)
 
     @property
     def plans(self) -> list[Plan | Schedule]:
         """The plans of all programs that were compiled so far."""
-        return [*self.trainer.plans, *([] if self.sampler is None else self.sampler.plans)]
+        more = [] if self.reference is None else self.reference.plans
+        return [*self.trainer.plans, *([] if self.sampler is None else self.sampler.plans), *more]
 
 
 class _Rate:
@@ -294,16 +340,16 @@ class _Rate:
         return repr(self._tuning.rate)
 
 
-class _Tuned(Module):
-    """The model as the Trainer calls it: i32 [rows, 2, T] (tokens, positions) -> [rows*T, d]."""
+class Tuned(Module):
+    """The model as the Trainer calls it: rows of the data -> outputs that the objective reads."""
 
-    def __init__(self, model: Model, adapter: Adapter, layers: GpuLayers | None) -> None:
+    def __init__(self, objective: Objective, forward: Forward) -> None:
         super().__init__()
-        self._model, self._adapter, self._layers = model, adapter, layers
+        self._objective, self._forward = objective, forward
 
     def named_parameters(self) -> dict[str, Parameter]:
-        return self._adapter.parameters()
+        adapter = self._forward.adapter
+        return {} if adapter is None else adapter.parameters()
 
-    def forward(self, x: Value) -> Value:
-        tokens, positions = x[:, 0], x[:, 1]
-        return self._model.hidden(tokens, positions, self._adapter, training=self.training, layers=self._layers)
+    def forward(self, x: Value) -> Outputs:
+        return self._objective.outputs(replace(self._forward, training=self.training), x)

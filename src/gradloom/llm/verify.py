@@ -36,6 +36,7 @@ from .finetune import Run
 from .json_rows import is_samples
 from .model import model_of
 from .not_finite import bad_tensor
+from .reference import Reference
 
 if TYPE_CHECKING:
     from ..graph.value import Value
@@ -72,7 +73,7 @@ class Verification:
     steps: int  # instructions
     peak_bytes: int
     unshared_bytes: int
-    loss: float = float("nan")  # per token
+    loss: float = float("nan")  # per token, or per sample
     checks: list[Check] = field(default_factory=list)
 
     @property
@@ -126,6 +127,11 @@ def verify(
         context=context, batch_size=batch_size, micro_batch_size=batch_size, val_split=0.0, backend="null", isa=isa,
         precision=precision, flush=flush, **settings,
     )  # fmt: skip
+    if run.reference is not None:
+        options = {"threads": threads, "isa": isa, "precision": precision, "flush": flush, "device": device}
+        references = Reference(run.objective, run.forward, run.batch_size, options)
+        references.prepare(run.job.row_tokens)
+        run.reference.write(references.compute(run.dataset.data))
     source = run.trainer.source(run.dataset)
     source.order.write(run.first_order())
     step = run.trainer.whole_step(source, run.batch_size)
@@ -169,7 +175,8 @@ class _Verifier:
             raise NonFiniteError(f"verify: the loss or a gradient is not finite: {cause}") from None
         self.after = {s: s.read().copy() for s in self.held}
         self.loss = self.values_of(self.program.outputs[0])
-        self.result.loss = float(self.loss) / max(counted, 1)
+        weight = float(self.values_of(self.program.outputs[1]))
+        self.result.loss = float(self.loss) / (weight or 1.0)
         self.rewind()
 
     def rewritten(self, fuse: bool = True) -> Program:

@@ -32,7 +32,8 @@ from .state import shown
 
 SHOWN = 8  # differences in a message
 EARLIER = {"precision": "f32", "flush": "False"}  # of the environment, where a checkpoint was written before the choice
-DEFAULTS = default_bits(TrainerOptions, TuneOptions)  # a checkpoint lacks options that its version did not have
+# A checkpoint lacks options that its version did not have
+DEFAULTS = default_bits(TrainerOptions, TuneOptions) | {"objective": "Sft()"}
 GRAPHS = {
     "graph": "the graph of a step differs",
     "micro-batch": "the graph of a step differs",

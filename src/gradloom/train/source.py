@@ -74,9 +74,10 @@ class RowSource:
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """The arrays of the data set."""
+        """The arrays of the data set, without what a run computes."""
         data = self.data
-        return [a for a in (data.data, data.labels, data.weights, data.folds) if a is not None]
+        labels = data.labels[..., : -data.computed] if data.computed and data.labels is not None else data.labels
+        return [a for a in (data.data, labels, data.weights, data.folds) if a is not None]
 
     @property
     def stored(self) -> list[Stored]:
@@ -127,11 +128,12 @@ class RowSource:
 class PlannedSource(RowSource):
     """Rows of which only the number and the shapes are known: steps on them are planned and never run."""
 
-    def __init__(self, n: int, row: Sequence[int], labels: Sequence[int]) -> None:
-        """row, labels: the shapes of a row of i32 data and of its labels, i32 ids."""
-        self._begin(n, has_ids=True)
+    def __init__(self, n: int, row: Sequence[int], labels: Sequence[int], has_ids: bool = True) -> None:
+        """row, labels: the shapes of a row of i32 data and of its labels, i32 ids, or f32."""
+        self._begin(n, has_ids)
         self._data = stored_value(Stored("data", np.broadcast_to(np.int32(0), (n, *row)), "i32"))
-        self._labels = stored_value(Stored("labels", np.broadcast_to(np.int32(0), (n, *labels)), "i32"))
+        zero, kind = (np.int32(0), "i32") if has_ids else (np.float32(0), "f32")
+        self._labels = stored_value(Stored("labels", np.broadcast_to(zero, (n, *labels)), kind))
         self._weights = self._folds = None
 
     @property
