@@ -220,7 +220,7 @@ def test_large_whole_numbers_are_refused():
     trainer = gl.Trainer(
         nn.Linear(6, 4), gl.train.BatchLoss.through(lambda outputs, labels: ops.sum(outputs, -1)), accumulate=2
     )
-    with raises(DataError, "loss: values 2 has 16777216 in row 2; need below 16777216"):
+    with raises(DataError, "loss: values 2 has 16777216 in row 2 of the batch; need whole numbers below 16777216"):
         gl.epoch(trainer, gl.data.Dataset(x, ids), batch_size=8)
 
 
@@ -306,6 +306,12 @@ def test_an_evaluation_couples_the_rows_of_the_trainings_batches():
     assert val.loss == pytest.approx(gl.evaluate(net, x[:16], loss=InfoNCE(), batch_size=8).loss, rel=1e-6)
     assert val.loss > gl.evaluate(net, x[:16], loss=InfoNCE(), batch_size=2).loss + 0.5
     assert val.ndata == 16 and val.metrics["norm"] > 0
+
+
+def test_an_evaluation_within_a_budget_couples_the_same_rows():
+    x, net = pairs(16), Towers().init(3)
+    plain = gl.evaluate(net, x, loss=InfoNCE(), batch_size=8)
+    assert gl.evaluate(net, x, loss=InfoNCE(), batch_size=8, memory="4GiB").loss == plain.loss
 
 
 def test_listeners_change_nothing():

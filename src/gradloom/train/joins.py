@@ -19,6 +19,7 @@ from ..base.dtypes import i32
 from ..base.errors import DataError, IndexOutOfRange, NotFinite, SettingError, ShapeError
 from ..graph.leaves import setting, stored_value
 from ..graph.stored import Stored, bring_home
+from ..graph.streams import fresh_streams
 from ..graph.value import Value, describe
 from .batch_loss import joined_values
 from .batches import CompiledBatch, RowRange
@@ -83,7 +84,8 @@ class BatchJoin:
                 numbers = np.abs(_contents(stored))
                 if numbers.max() >= EXACT:
                     row = int(np.unravel_index(np.argmax(numbers), numbers.shape)[0])
-                    raise DataError(f"loss: {stored.name} has {numbers.max():.0f} in row {row}; need below {EXACT}")
+                    seen = f"{stored.name} has {numbers.max():.0f} in row {row} of the batch"
+                    raise DataError(f"loss: {seen}; need whole numbers below {EXACT}")
         try:
             self.join.run.run_many(1, settings)
         except NotFinite as failed:
@@ -195,7 +197,8 @@ class Joins:
         whole = tuple(v.dtype is i32 for v in first)
         leaves = [stored_value(one) for one in given]
         read = [ops.cast(leaf, "i32") if is_whole else leaf for leaf, is_whole in zip(leaves, whole, strict=True)]
-        values = joined_values(objective.loss, read, rows)
+        with fresh_streams():
+            values = joined_values(objective.loss, read, rows)
         joined = _buffers("joined", values, rows)
         pairs = zip(joined, values, strict=True)
         updates = ops.assign(*(v for one, new in pairs for v in (stored_value(one), new)))
