@@ -166,7 +166,7 @@ def test_a_refusal_names_settings_that_are_enough(folder: Path) -> None:
     assert enough
     for proposal in enough:
         name, value = proposal.rsplit(" ", 1)
-        assert plan(int(budget * 1.01), **{name.replace(" ", "-"): value}) == ""
+        assert plan(int(budget * 1.01), **{name.removeprefix("--"): value}) == ""
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
@@ -74,3 +74,10 @@ def need_path(path: object, where: str, name: str, hint: str = "") -> None:
     """SettingError, naming the argument, unless it is a path."""
     if not isinstance(path, (str, os.PathLike)):
         raise SettingError(f"{{{name}}} is {what_is(path)}; must be {hint or 'a path'}", setting=name, place=where)
+
+
+def halves(size: int) -> Iterator[int]:
+    """Ever smaller micro-batches, down to 1 row: 12 -> 6, 3, 1."""
+    while size > 1:
+        size //= 2
+        yield size

@@ -147,10 +147,11 @@ class SettingError(GradloomError, ValueError):
 
 
 class BudgetError(SettingError):
-    """A memory budget that a program cannot meet. least: bytes that it can; fixed: those of them that programs of fewer
-    rows need as well."""
+    """A memory budget that a program cannot meet. least: bytes that it can; total: the same without the reserve of
+    "about"; fixed: those of them that programs of fewer rows need as well; included: parts of them, in words."""
 
-    least = fixed = 0
+    least = total = fixed = 0
+    included = ""
 
 
 class DataError(GradloomError, ValueError):

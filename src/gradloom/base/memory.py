@@ -17,6 +17,7 @@ from pathlib import Path
 
 from .errors import GradloomError, SettingError
 
+_DONTNEED = 4  # MADV_DONTNEED of Linux
 _ABSENT = bytes(range(128))  # the highest bytes of entries of /proc/self/pagemap of absent pages
 
 # "4096", "4G", "4 GiB": powers of 1024; "4GB": of 1000
@@ -75,6 +76,11 @@ def show_bytes(n: int) -> str:
     return f"{size:.2f} GiB"
 
 
+def show_above(n: int, limit: int) -> str:
+    """As `show_bytes`, or exact bytes where these are equal for `limit`, a smaller number."""
+    return f"{n} bytes" if show_bytes(n) == show_bytes(limit) else show_bytes(n)
+
+
 def as_bytes(name: str, given: int | str, place: str = "") -> int:
     """The bytes of a setting: a whole number above 0, or a text: "5000000" (bytes), "512M" or "512MiB" (units of 1024),
     "1.5GB" (units of 1000); K, M, G, T. SettingError for anything else."""
@@ -119,6 +125,19 @@ def present(address: int, bytes: int) -> int:
         tops = file.read(8 * (last - first))[7::8]  # of each entry the byte with the bit
         return min(bytes, page * len(tops.translate(None, _ABSENT)))
     return 0
+
+
+def release(address: int, bytes: int) -> None:
+    """Give whole pages of this private, anonymous memory back to the system, where it can: they read as zeros then."""
+    page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    if not sys.platform.startswith("linux") or not page:
+        return
+    first, last = -(-address // page), (address + bytes) // page
+    if first < last:
+        with contextlib.suppress(OSError, AttributeError):
+            advise = ctypes.CDLL(None).madvise
+            advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+            advise(page * first, page * (last - first), _DONTNEED)
 
 
 def trim() -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ops
+from ..base.arguments import halves
 from ..base.habits import hinted
 from ..graph.leaves import input as input_value
 from ..graph.value import Value
@@ -85,7 +86,7 @@ def evaluate(
     Raises DataError for data without a token that counts; NonFiniteError for a loss that is not finite, naming the
     first tensor or operation that is not.
     """
-    from ..train.arguments import check_batch, check_names, halves
+    from ..train.arguments import check_batch, check_names
     from .rows import Rows, check_rows, read_rows
 
     check_names("evaluate", options, evaluate)
@@ -108,10 +109,10 @@ def evaluate(
 
     budget = None
     if memory is not None:
-        budget = ProcessBudget("evaluate", memory, options, "a shorter context, a smaller model")
-        sizes = [size, *(halves(size) if batch_size is None else ())]
+        budget, halved = ProcessBudget("evaluate", memory, options, "batch_size"), [*halves(size)]
+        sizes, smaller = ([size, *halved], []) if batch_size is None else ([size], halved)
         size = budget.first_within(
-            sizes, lambda rows: budget.compile(_nll(model, bound, rows, length, None), (), options)
+            sizes, lambda rows: budget.compile(_nll(model, bound, rows, length, None), (), options), smaller
         )
 
     def compiled(layers: GpuLayers | None, options: Mapping[str, Any]) -> tuple[Value, Any]:

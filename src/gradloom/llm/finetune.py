@@ -51,9 +51,11 @@ from .gpu_layers import check_layers
 from .lora import LoRA, TrainedTensors, files_of_adapter
 from .memory_plan import MemoryPlan
 from .model import Adapter, Model, model_of
-from .plan import base_bytes, check_trained, memory_of, placed, sizes_of, within
+from .plan import base_bytes, check_trained, placed, sizes_of
+from .planned_job import memory_of
 from .records import records_of
 from .reference import Reference
+from .room import within
 from .rows import Rows, read_rows
 from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
 from .table import training_table

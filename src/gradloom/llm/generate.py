@@ -116,7 +116,7 @@ class Generator:
         self.length = 0  # tokens in the cache
         self.programs: dict[int, Any] = {}  # tokens per step -> program
         self._logits: dict[int, Value] = {}  # tokens per step -> output
-        self.budget = None if memory is None else ProcessBudget("generate", memory, options, "a shorter text")
+        self.budget = None if memory is None else ProcessBudget("generate", memory, options)
         self._arena_bytes = arena_bytes
         if self.budget is not None:
             more = 0 if "tokenizer" in vars(model) else model.tokenizer_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import math
@@ -173,6 +174,16 @@ class Model(AttributeHints):
         self.copied_bytes += copy.nbytes
         self._copied[tensor.kind] = self._copied.get(tensor.kind, 0) + copy.nbytes
         return Stored.wrap(name, copy, "frozen")
+
+    def planned_as(self, kind: str) -> Model:
+        """This model with matrices of another type, without their numbers: only to plan programs."""
+        made, other = copy.copy(self), dtypes.dtype(kind)
+        made._leaves, made.copied_bytes, made.weights = {}, 0, dict(self.weights)
+        for name, weight in self.weights.items():
+            if len(weight.shape) == 2 and weight.shape[-1] % other.block == 0:
+                absent = np.zeros(other.bytes_of(weight.size), np.uint8)  # whose pages nothing touches
+                made.weights[name] = Stored.map(name, absent, kind, weight.shape, self._check)
+        return made
 
     def array(self, name: str) -> np.ndarray:
         """A tensor as f32 numbers (NumPy order); read-only unless converted."""

@@ -6,46 +6,25 @@ allocated, and no weight is read.
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..base import memory
 from ..base.arguments import as_whole
-from ..base.dtypes import dtype
 from ..base.errors import BudgetError, SettingError
 from ..base.extras import need_llm
 from ..base.finetune_options import PlacingOptions, TuneOptions
-from ..base.memory import Memory, need_memory, show_bytes
-from ..base.messages import log
+from ..base.memory import need_memory, show_above, show_bytes
 from ..base.options import taken, takes
-from ..base.settings import switches
 from ..base.training_options import RankOptions
 from ..graph.numbers import addressable
-from ..graph.stored import Stored
 from ..optim.moments import FULL_BITS
 from ..parallel.agree import is_root
-from ..plan.plan import Plan
-from ..plan.schedule import Schedule
-from ..run.backend import computing, device_bytes, device_of, is_device
-from ..run.budget import (
-    HUGE,
-    RESUMED_HINT,
-    STEP_BYTES,
-    budget_bytes,
-    check_one_process,
-    check_places,
-    resident_when_settled,
-    shared_bytes,
-    too_small,
-)
+from ..run.budget import check_places, resident_when_settled
 from ..run.compile import memory_curve
-from ..run.rates import measure_early
-from ..train.arguments import halves
-from ..train.loop import copied_bytes
-from ..train.source import PlannedSource
+from ..run.cpu_backend import release_arena
 from .arguments import adapter_of, data_arguments, refuse_settings
 from .duration import duration_of
 from .gpu_layers import PLANNED, GpuLayers, bytes_on, check_layers, layers_for
@@ -53,6 +32,8 @@ from .lora import LoRA, TrainedTensors
 from .memory_plan import FEWER_TRAINED, MemoryPlan
 from .model import Adapter, Model, model_of
 from .objective import Objective
+from .planned_job import memory_of, planned
+from .room import within
 from .rows import CONTEXT, Rows, read_rows
 from .tuning import Settings, Sizes, Tuning, TuningJob, split_arguments
 
@@ -65,9 +46,6 @@ if TYPE_CHECKING:
 
 
 FINE = 64  # of an arena, about the part by which it may be smaller than a budget of a GPU allows
-NEAREST = 3  # settings that an error proposes, at most
-TRIES = 2  # of each kind that are planned, at most
-SHORTEST = 32  # tokens of a context that an error proposes
 
 
 @takes(PlacingOptions, TuneOptions, RankOptions)
@@ -145,13 +123,15 @@ def _curve(job: TuningJob, tuning: Tuning, found: MemoryPlan) -> tuple[tuple[int
 
 
 def base_bytes() -> int:
-    """Resident memory of this process before a run, after loading the libraries that a run needs."""
+    """Resident memory of this process before a run, after loading the libraries that a run needs; without the arena of
+    earlier programs, which is freed."""
     need_llm()
     import gguf  # noqa: F401
     import tokenizers  # noqa: F401
 
     from . import data, packing, tokenizer  # noqa: F401
 
+    release_arena()
     return memory.resident()
 
 
@@ -177,24 +157,6 @@ def sizes_of(rows: Rows, objective: Objective, eval_rows: int | None) -> Sizes:
     return sizes._replace(samples=rows.values.shape[1], numbers=rows.values.shape[2] - 1)
 
 
-def planned(job: TuningJob) -> tuple[Tuning, PlannedSource]:
-    """Its steps, compiled for devices that are only planned for, and their source."""
-    settings = copy.copy(job.settings)  # the optimiser that is given begins with the run
-    object.__setattr__(settings, "optimizer", copy.copy(job.settings.optimizer))
-    options = dict(job.options)
-    for name in options.get("devices", (options.get("backend", "cpu"),)):
-        if name != "cpu" and not is_device(name):
-            raise SettingError(setting="device", seen=name, need="'cpu', 'gpu' or 'gpu:1'", place="plan")
-    several = tuple(PLANNED + name for name in options.get("devices", ()))
-    options |= {"devices": several} if several else {"backend": PLANNED + options.get("backend", "cpu")}
-    tuning = Tuning(replace(job, settings=settings, options=options, layers=job.layers and job.layers.planned()))
-    objective = job.objective
-    shapes = objective.shapes(job.context, job.samples, job.numbers)
-    source = PlannedSource(job.all_rows, *shapes, has_ids=objective.has_ids)
-    tuning.compile(source)
-    return tuning, source
-
-
 def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: int | str | None) -> TuningJob:
     """The same with the layers that are on a GPU, see layers_for, and with programs that hold at most `gpu_memory`
     bytes there; nodes are computed twice where that is needed. The head is not among the layers where it is the
@@ -208,7 +170,7 @@ def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: i
 
     if gpu_layers is None:
         if budget is not None and (need := held(None, PLANNED + gpu)) > budget:
-            need_text = f"at least about {show_bytes(need)}"
+            need_text = f"at least about {show_above(need, budget)}"
             raise SettingError(setting="gpu_memory", seen=gpu_memory, need=need_text, place=who)
         return replace(job, arena=arenas.get(None))
     trains_head = job.model.tied and isinstance(job.adapter, TrainedTensors)
@@ -239,105 +201,6 @@ def _on_gpu(job: TuningJob, gpu: str, budget: int | None) -> tuple[int | None, i
         arena, before, tries = max(min(there.arena, arena or there.arena) - step, 1), there, tries + 1
 
 
-def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading: int) -> TuningJob:
-    """The same with programs so small that the process stays below `limit` bytes; "auto": those available now.
-
-    Recomputation comes first, which changes no bit; then, unless micro_batch_size is given or belongs to a resumed run,
-    a smaller micro-batch. SettingError, before anything is allocated, where that does not suffice."""
-    if limit is None:
-        return job
-    check_places(who, limit, job.options)
-    check_one_process(limit, job.ranks)
-    most = budget_bytes(who, limit, base)
-    totals = []
-    for tried in (job, *job.smaller()):
-        found, total = _in_arena(tried, most, base, reading)
-        totals.append(total)
-        if found is not None:
-            if tried is not job:
-                log.info("memory: %d rows are computed at once, not %d", tried.micro_batch_size, job.micro_batch_size)
-            return found
-    raise too_small(who, most, min(totals), _enough([job, *job.smaller()][-1], most, totals[-1], base, reading))
-
-
-def _enough(job: TuningJob, most: int, total: int, base: int, reading: int) -> str:
-    """The nearest settings with which a job that needs `total` bytes has room in `most`, in words: at most NEAREST."""
-    if job.is_resumed:
-        return RESUMED_HINT
-    whole = memory_of(planned(job)[0], False)
-    arena = max(total - base - (whole.need - whole.planned), 0)  # about, with everything computed again
-    enough: list[str] = []
-    for tries in _alternatives(job):
-        likely = [(text, other) for text, share, other in tries if total - (1 - share) * arena < most][:TRIES]
-        found = (text for text, other in likely if _has_room(other, most, base, reading))
-        enough += [text] if len(enough) < NEAREST and (text := next(found, "")) else []
-    weights = list(job.model.weights.values())
-    saved = {kind: _bytes(weights) - dtype(kind).bytes_of(sum(w.size for w in weights)) for kind in ("q8_0", "q4_0")}
-    enough += [f"a model of type {kind}" for kind, bytes in saved.items() if bytes >= total - most][:1]
-    if not enough:
-        return "a shorter context, a smaller rank or model"
-    return f"it is enough for {', or '.join(enough[:NEAREST])}"
-
-
-def _has_room(job: TuningJob, most: int, base: int, reading: int) -> bool:
-    """False also for settings that do not go together."""
-    try:
-        return _in_arena(job, most, base, reading)[0] is not None
-    except SettingError:
-        return False
-
-
-def _alternatives(job: TuningJob) -> Iterator[list[tuple[str, float, TuningJob]]]:
-    """Settings, in words, about their share of the bytes of activations, and the job with them; of each kind the
-    nearest first."""
-    if job.ranks is None:
-        yield [
-            (f"micro-batch size {size}", size / job.micro_batch_size, job.with_micro_batch(size))
-            for size in halves(job.micro_batch_size)
-        ]
-    if job.options.get("precision") != "bf16":
-        yield [("precision bf16", 0.7, replace(job, options={**job.options, "precision": "bf16"}))]
-    yield [
-        (f"context {context}", context / job.context, replace(job, context=context))
-        for context in halves(job.context)
-        if context >= SHORTEST
-    ]
-    if isinstance(job.adapter, TrainedTensors):
-        yield [("method lora", 0.0, replace(job, adapter=LoRA()))]
-
-
-def _in_arena(job: TuningJob, most: int, base: int, reading: int) -> tuple[TuningJob | None, int]:
-    """(the job with programs that leave the process at most `most` bytes; the bytes that it then has), or (None, about
-    the least bytes that it can have)."""
-    total = arena = held = 0
-    while True:
-        try:
-            found = _planned_memory(job, not reading or "tokenizer" in vars(job.model))
-        except BudgetError as error:  # of a job with an arena, whose total is known
-            return None, total - arena + error.least
-        if not held:  # later plans use the memory that the first one has left
-            held = max(base, resident_when_settled() - shared_bytes(found.arena))
-        total = replace(found, base=held, reading=reading).budget()
-        if total <= most:
-            return job, total
-        arena = found.planned
-        job = replace(job, arena=max(arena - (total - most), 1))
-
-
-def _planned_memory(job: TuningJob, has_text: bool) -> MemoryPlan:
-    """The memory of a job, whose programs are planned and freed."""
-    tuning = planned(job)[0]
-    trained = [plan for plan in tuning.plans if isinstance(plan, Plan)]
-    if job.ranks is None and trained:
-        measure_early(trained, job.options.get("isa"))
-    return memory_of(tuning, has_text)
-
-
-def _copied(tuning: Tuning) -> int:
-    """Bytes of copies of trained arrays: of a checkpoint and of callbacks; see train/loop.py."""
-    return copied_bytes(tuning.trainer, lambda weights, state: state + tuning.job.kept * weights)
-
-
 def check_trained(model: Model, adapter: Adapter, state_bits: int = FULL_BITS) -> None:
     """SettingError when the arrays that train, and AdamW's moments of `state_bits` bits, are more than there is memory:
     before any of them is made. FileError for a whole model that cannot be written as a GGUF file."""
@@ -346,77 +209,3 @@ def check_trained(model: Model, adapter: Adapter, state_bits: int = FULL_BITS) -
     if isinstance(adapter, (LoRA, TrainedTensors)):
         need = adapter.trained_bytes(model) * (FULL_BITS + 2 * state_bits) // FULL_BITS
         need_memory(need, f"plan: {show_bytes(need)} of memory are needed to train these tensors", FEWER_TRAINED)
-
-
-def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> MemoryPlan:
-    """The memory of steps that are compiled; has_text: a tokenizer reads the data; there: the memory before them."""
-    trainer, model = tuning.trainer, tuning.model
-    every, layers = tuning.plans, tuning.layers
-    split = [p for p in every if isinstance(p, Schedule)]
-    plans = [_here(p) for p in every if not (isinstance(p, Plan) and is_device(computing(p.device)))]
-    plans = plans or [_here(p) for p in every]
-    largest = max(plans, key=lambda p: p.peak_bytes)
-    parts = [part.plan for p in split for name, part in p.parts.items() if is_device(computing(name))]
-    recomputed = max(parts or plans, key=lambda p: p.peak_bytes).recomputed
-    trained = {p.stored for p in tuning.adapter.parameters().values()}
-    state = {p.stored for arrays in trainer.state.values() for p in arrays.values()}
-    exchanges = trainer.driver.exchanges
-    exchanged = [stored for exchange in exchanges for stored in exchange.flat.stored]
-    sums = {*trainer.accumulators, *exchanged}
-    programs = [*plans, *(part.plan for p in split for part in p.parts.values())]
-    touched = {s for p in programs for s in p.bytecode.stored}
-    weights = {s for s in touched if s.check is not None and model.weights.get(s.name) is s}
-    inputs = touched - weights - trained - state - sums - set(model.weights.values())
-    there = memory.memory() if there is None else there
-    device = device_of(every, trainer.options.get("backend", "cpu"))
-    held = device_bytes(device, every, switches())
-    moved = max(split, key=lambda p: p.transfer_bytes, default=None)
-    return MemoryPlan(
-        weights=_bytes(weights),
-        copies=model.copied_bytes,
-        copied=_copied(tuning),
-        trained=_bytes(trained),
-        state=_bytes(state),
-        gradients=_bytes(sums) + sum(exchange.reduction_bytes for exchange in exchanges),
-        inputs=_bytes(inputs) + max(p.bytecode.inputs_bytes + len(p.bytecode.constants) for p in plans),
-        arena=max(p.bytecode.arena_bytes for p in plans),
-        scratch=max(p.bytecode.scratch_bytes for p in plans),
-        threads=largest.threads,
-        process=_process_bytes(plans, largest, held is not None and moved is None)
-        + (model.tokenizer_bytes if has_text else 0),
-        lower_bound=largest.placement.lower_bound_bytes,
-        unshared=largest.placement.unshared_bytes,
-        steps=len(largest.order.steps),
-        available=None if there is None else there.available,
-        recomputed=recomputed.bytes,
-        recompute_overhead=round(recomputed.overhead, 4),
-        device=computing(device),
-        on_device=held,
-        layers=layers,
-        transfers=0 if moved is None else len(moved.transfers),
-        transferred=0 if moved is None else moved.transfer_bytes,
-    )
-
-
-def _here(plan: Plan | Schedule) -> Plan:
-    """The plan of what this process's memory is planned for: the part of the CPU, of a schedule."""
-    if isinstance(plan, Plan):
-        return plan
-    return next((part.plan for name, part in plan.parts.items() if not is_device(computing(name))), plan.first)
-
-
-def _process_bytes(plans: Sequence[Plan], largest: Plan, on_device: bool) -> int:
-    """Memory of compiled steps in addition to the arena and the scratch of the largest one."""
-    arena = max(p.bytecode.arena_bytes for p in plans)
-    steps = sum(len(p.order.steps) for p in plans)
-    scratch = sum(-(-p.bytecode.scratch_bytes * p.threads // HUGE) * HUGE for p in plans)
-    return (
-        STEP_BYTES * steps
-        + (0 if on_device else -arena % HUGE)
-        + scratch
-        - largest.bytecode.scratch_bytes * largest.threads
-    )
-
-
-def _bytes(stored: Iterable[Stored]) -> int:
-    return sum(s.bytes for s in stored)

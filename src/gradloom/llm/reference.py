@@ -47,6 +47,11 @@ class Reference:
         self._run = compile_program([self._logps], **self.options)
 
     @property
+    def runs(self) -> list[Any]:
+        """The program, once it is compiled."""
+        return [] if self._run is None else [self._run]
+
+    @property
     def plans(self) -> list[Plan | Schedule]:
         return [] if self._run is None or self._run.plan is None else [self._run.plan]
 

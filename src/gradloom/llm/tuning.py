@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ..base.arguments import halves
 from ..base.defaults import FINETUNE_RATES, FINETUNE_SCHEDULE, FINETUNE_WARMUP
 from ..base.errors import SettingError
 from ..base.finetune_options import TuneOptions
@@ -29,7 +30,7 @@ from ..parallel.join import ranks_of
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..runs.saver import Saver
-from ..train.arguments import check_batch, check_options, halves, with_backend
+from ..train.arguments import check_batch, check_options, with_backend
 from ..train.outputs import Outputs
 from ..train.source import RowSource
 from ..train.trainer import Trainer
@@ -246,6 +247,11 @@ class TuningJob:
         object.__setattr__(settings, "micro_batch_size", size)
         return replace(self, settings=settings)
 
+    def with_context(self, context: int) -> TuningJob:
+        """The same with rows of this number of tokens, about the same number of tokens in all."""
+        rows, val_rows, all_rows = (-(-n * self.context // context) for n in (self.rows, self.val_rows, self.all_rows))
+        return replace(self, context=context, rows=rows, val_rows=val_rows, all_rows=all_rows)
+
 
 class Tuning:
     """The trainer of a fine-tuning and the sizes of its batches. Nothing is trained here, and no array is made before a
@@ -319,6 +325,13 @@ class Tuning:
             self.sampler.prepare()
         if self.reference is not None:
             self.reference.prepare(self.job.row_tokens)
+
+    @property
+    def runs(self) -> list[Any]:
+        """All programs that were compiled so far."""
+        sampled = [] if self.sampler is None else self.sampler.generator.programs.values()
+        reference = [] if self.reference is None else self.reference.runs
+        return [*(step.run for step in self.trainer.compiled), *sampled, *reference]
 
     @property
     def plans(self) -> list[Plan | Schedule]:

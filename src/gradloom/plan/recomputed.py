@@ -40,6 +40,7 @@ SMALL = 500  # nodes of a program that is small
 TOGETHER = 16  # nodes that are cloned in one step, at most
 TAKEN_BACK = 2000  # clones that are tried, at most
 PLANS = 6  # that are made to correct the target, at most
+FEW = 2  # plans that are made to see whether there is room
 CLOSE = 0.01  # of the budget: so much of it may be left unused
 BISECTIONS = 8  # to find the least budget
 CURVE = 5  # points of memory against time
@@ -246,7 +247,7 @@ def choose(lives: Lives, target: int) -> bool:
     """Clone nodes until no step has more than `target` bytes alive, at little time; whether that was possible. The
     best of several orders, of more where the program is small."""
     found: list[tuple[float, Order]] = []
-    orders = ORDERS if len(lives.lives) <= SMALL else FAST_ORDERS
+    orders = _orders(lives)
     for order in orders:
         if _clone_until(lives, target, order):
             _take_back(lives, target)
@@ -258,6 +259,15 @@ def choose(lives: Lives, target: int) -> bool:
         _clone_until(lives, target, best)
         _take_back(lives, target)
     return True
+
+
+def can_choose(lives: Lives, target: int) -> bool:
+    """Whether `choose` is possible."""
+    return any(_clone_until(lives, target, order) for order in _orders(lives))
+
+
+def _orders(lives: Lives) -> tuple[Order, ...]:
+    return ORDERS if len(lives.lives) <= SMALL else FAST_ORDERS
 
 
 Order = Callable[[Life, float], float]
@@ -344,12 +354,12 @@ def _take_back(lives: Lives, target: int) -> None:
 
 
 class Budget:
-    """Plans of one program for different budgets. whole: its plan without clones. plan_of: plans and proves a program;
-    seconds: predicted time of a node."""
+    """Plans of one program for different budgets. whole: its plan without clones, if it is known. plan_of: plans and
+    proves a program; seconds: predicted time of a node."""
 
-    def __init__(self, program: Program, plan_of: PlanOf, seconds: Seconds) -> None:
+    def __init__(self, program: Program, plan_of: PlanOf, seconds: Seconds, whole: Plan | None = None) -> None:
         self.program, self.plan_of = program, plan_of
-        self.whole = plan_of(program)
+        self.whole = plan_of(program) if whole is None else whole
         origins = counterparts(program.nodes, self.whole.laid.program.nodes)
         needs = zip(self.whole.order.steps, self.whole.needs, strict=True)
         extra = {origins[node]: one.workspace_bytes for node, one in needs if node in origins}
@@ -387,6 +397,20 @@ class Budget:
             return self.smallest
         return best
 
+    def some_within(self, budget: int) -> Plan | None:
+        """A plan of at most `budget` bytes, found in few plans; None where that finds none."""
+        if self.whole.peak_bytes <= budget:
+            return self.whole
+        target = budget - self.more
+        for _ in range(FEW):
+            if not can_choose(self.lives, target):
+                return None
+            plan = self.made()[1]
+            if plan.peak_bytes <= budget:
+                return plan
+            target += budget - plan.peak_bytes
+        return None
+
     def made(self) -> tuple[Program, Plan]:
         """The program and plan with the clones that are chosen now."""
         program = recompute(self.program, self.lives.until())
@@ -400,7 +424,7 @@ class Budget:
         low, high = 0, self.lives.most
         for _ in range(BISECTIONS):
             middle = (low + high) // 2
-            low, high = (low, middle) if choose(self.lives, middle) else (middle, high)
+            low, high = (low, middle) if can_choose(self.lives, middle) else (middle, high)
         choose(self.lives, high)
         made = self.made()
         return made if made[1].peak_bytes < self.whole.peak_bytes else (self.program, self.whole)

@@ -21,6 +21,7 @@ except ImportError as error:
     from ..base.native import core_error
 
     raise core_error("_core", error) from error
+from ..base import locks
 from ..base.aligned import aligned_empty
 from ..base.arguments import what_is
 from ..base.errors import (
@@ -30,7 +31,7 @@ from ..base.errors import (
     NotFinite,
     SettingError,
 )
-from ..base.memory import need_memory, show_bytes
+from ..base.memory import need_memory, present, release, show_bytes
 from ..base.settings import Switches
 from ..base.terminal import to_stderr
 from ..graph.stored import bring_home
@@ -49,11 +50,29 @@ CHECKED_BYTES = 64 << 20  # an arena that grows by less is not held against the 
 
 
 _arena = _core.Arena()
+_used: list[bool] = []  # not empty: pages of it were released that a run had used
 
 
 def arena() -> Arena:
     """The arena that all CPU executables share."""
     return _arena
+
+
+def arena_was_used() -> bool:
+    """Whether a program has run in the shared arena."""
+    return bool(_used) or present(_arena.address, _arena.bytes) > 0
+
+
+def release_arena() -> None:
+    """Give the pages of the shared arena back to the system: between two runs nothing reads them. The next run takes
+    them again."""
+    if locks.has_memory():  # a signal handler within a run
+        return
+    with locks.memory:
+        if arena_was_used():
+            _used.append(True)
+            del _used[1:]
+            release(_arena.address, _arena.bytes)
 
 
 def check_memory(more: int) -> None:

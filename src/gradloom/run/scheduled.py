@@ -48,8 +48,10 @@ def plan_within(
     if found is None:
         least = plans.smallest[1].peak_bytes
         where = f"part of the program on {device!r}" if device else "program"
+        shown = show_bytes(budget)
+        shown = f"{budget} bytes" if shown == show_bytes(least) else shown
         need = f"at least {least} bytes ({show_bytes(least)}), for the arena and scratch of this {where}"
-        error = BudgetError(setting="memory", seen=show_bytes(budget), need=need, place="compile")
+        error = BudgetError(setting="memory", seen=shown, need=need, place="compile")
         error.least = least
         raise error
     del plans

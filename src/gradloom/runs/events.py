@@ -80,6 +80,11 @@ class Subscriber(Contribution):
         """Work of this subscriber whose duration is not predicted."""
         return ()
 
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes in memory now that it frees before the first step."""
+        return 0
+
     def copied_bytes(self, weights: int, state: int) -> int:
         """The most bytes of copies that it holds at once, where the weights and buffers of the model have `weights`
         bytes, and all arrays of a checkpoint `state`: for a memory budget."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..base.arguments import as_bool, as_whole
 from ..base.errors import NonFiniteError, SettingError, TrainError
 from ..base.interrupts import Held, held_back
 from ..base.interval import as_interval
+from ..base.memory import present
 from ..base.messages import log
 from ..base.options import values_of
 from ..base.schema import whole
@@ -111,6 +113,14 @@ class Saver(Subscriber):
                 self.entries[name] = array
         if not found:
             self.entries = None
+        if self.folder is not None and resumed is not None:
+            self.folder.resumed = replace(resumed, entries={})  # `entries` holds them until they are restored
+
+    @property
+    def freed_bytes(self) -> int:
+        """Of the arrays of a checkpoint that is not restored yet."""
+        arrays = [value for value in (self.entries or {}).values() if isinstance(value, np.ndarray)]
+        return sum(present(array.ctypes.data, array.nbytes) for array in arrays)
 
     def size(self, name: str, most: int) -> int | None:
         """A size that the run was saved with, such as "micro_batch_size", at most `most`; None for a run that starts

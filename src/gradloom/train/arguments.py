@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -51,7 +51,7 @@ def budget_of(
     if dynamic:
         raise SettingError("{memory} and {dynamic} are mutually exclusive", memory=limit, dynamic=True)
     check_one_process(limit, communicator)
-    return ProcessBudget("", limit, options, "fewer rows at a time, a smaller model, precision 'bf16'")
+    return ProcessBudget("", limit, options, proposes=communicator is None)
 
 
 def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any], *more: str) -> None:
@@ -100,13 +100,6 @@ def need_devices(options: Mapping[str, Any]) -> None:
 def _switches(options: Mapping[str, Any]) -> Switches:
     """The switches among options; SettingError for a value that is not usable."""
     return switches(**{name: options[name] for name in inspect.signature(switches).parameters if name in options})
-
-
-def halves(size: int) -> Iterator[int]:
-    """Ever smaller micro-batches, down to 1 row: 12 -> 6, 3, 1."""
-    while size > 1:
-        size //= 2
-        yield size
 
 
 def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_size") -> None:

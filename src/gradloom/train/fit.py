@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.arguments import as_bool, what_is
+from ..base.arguments import as_bool, halves, what_is
 from ..base.errors import DataError, SettingError
 from ..base.fit_options import FitOptions
 from ..base.habits import hinted
@@ -26,9 +26,9 @@ from ..optim.schedules import check_warmup
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
 from ..parallel.communicator import Communicator
 from ..parallel.join import ranks_of
-from ..run.budget import RESUMED_HINT
+from ..run.budget import KEPT_BY_RESUME
 from ..runs.saver import saver_of
-from .arguments import check_batch, check_options, halves
+from .arguments import check_batch, check_options
 from .callbacks import Callback, Listeners, several
 from .class_weight import ClassWeight, weights_of_classes
 from .display import Display
@@ -155,10 +155,10 @@ def fit(
             about={"folds": folds} if folds else {},
         )  # fmt: skip
         if trainer.driver.budget is not None:
-            if is_resumed := saver is not None and saver.entries is not None:
-                trainer.driver.budget.hint = RESUMED_HINT
-            may_shrink = use.micro_batch_size is None and ranks is None and not is_resumed
-            loop.prepare(halves(micro_batch_size) if may_shrink else ())
+            is_resumed = saver is not None and saver.entries is not None
+            trainer.driver.budget.name("micro_batch_size", KEPT_BY_RESUME if is_resumed else "")
+            smaller = () if ranks is not None or is_resumed else [*halves(micro_batch_size)]
+            loop.prepare(smaller, use.micro_batch_size is None)
         loop.run(display)
     return loop.history
 
@@ -189,9 +189,13 @@ def evaluate(
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
         data = as_dataset(data)
-        sizes = _sizes(batch_size, data.n)
+        sizes, smaller = _sizes(batch_size, data.n)
         trainer = Trainer(model, loss, build="forward", communicator=ranks, memory=memory, **options)
-        more = list(halves(batch_size)) if batch_size is not None and trainer.objective.couples else []
+        halved = list(halves(sizes[0]))
+        if trainer.objective.couples and batch_size is not None:  # fewer of the coupled rows at once
+            sizes, smaller = [*sizes, *halved], []
+    if trainer.driver.budget is not None:
+        trainer.driver.budget.name("batch_size")
     result = Result(Measures(checked_metrics(metrics)))
     source, measures = trainer.source(data), result.measures
 
@@ -202,7 +206,7 @@ def evaluate(
             )
         return size
 
-    size = trainer.driver.within_budget(build, [*sizes, *more])
+    size = trainer.driver.within_budget(build, sizes, smaller=smaller)
     trainer.run_rows(source, 0, data.n, result, batch_size=sizes[0], micro_batch_size=size, backward=False)
     result.settle()
     return result
@@ -225,10 +229,12 @@ def predict(
     if isinstance(x, (tuple, list)) and len(x) == 2 and np.ndim(x[0]) != np.ndim(x[1]):
         raise DataError("predict: got a pair; need the rows alone, x (gl.evaluate reads labels, too)")
     x = numbers("x", x)
-    sizes = _sizes(batch_size, len(x) if x.ndim else 1)
+    sizes, smaller = _sizes(batch_size, len(x) if x.ndim else 1)
     if x.ndim == 0 or not len(x):
         raise DataError(f"predict: x has shape {list(x.shape)}; need rows along the first axis")
     trainer = Trainer(model, build="forward", memory=memory, **options)
+    if trainer.driver.budget is not None:
+        trainer.driver.budget.name("batch_size")
 
     def build(size: int) -> int:
         for rows in (x[:size], x[len(x) // size * size :]):
@@ -236,7 +242,7 @@ def predict(
                 trainer.prepare_predict(FeedSource(rows, kind=trainer.objective.input_kind))
         return size
 
-    size = trainer.driver.within_budget(build, sizes)
+    size = trainer.driver.within_budget(build, sizes, smaller=smaller)
     parts: list[list[np.ndarray]] = []
     for start in range(0, len(x), size):
         outputs, arrays = trainer.predict(x[start : start + size])
@@ -245,13 +251,14 @@ def predict(
     return mapped(lambda _: next(whole), outputs)
 
 
-def _sizes(batch_size: int | None, rows: int) -> list[int]:
-    """The rows to compute at once: the given number, or numbers to try in this order."""
+def _sizes(batch_size: int | None, rows: int) -> tuple[list[int], list[int]]:
+    """The rows to compute at once: (the given number, or numbers to try in this order; those that an error may
+    propose)."""
     if batch_size is not None:
         check_batch(batch_size)
-        return [min(batch_size, max(rows, 1))]
-    most = min(500, max(rows, 1))
-    return [most, *halves(most)]
+    most = min(batch_size or 500, max(rows, 1))
+    halved = [*halves(most)]
+    return ([most, *halved], []) if batch_size is None else ([most], halved)
 
 
 def _validation_sets(val: Data | Mapping[str, Data] | None, is_split: bool) -> dict[str, Dataset]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,11 +134,11 @@ class Loop(LoopState):
 
     # ---- compiling -------------------------------------------------------------------------------------------
 
-    def prepare(self, smaller: Iterable[int] = ()) -> None:
+    def prepare(self, smaller: Sequence[int] = (), may_shrink: bool = True) -> None:
         """Compile the steps of a pass and of evaluations; nothing runs. With a memory budget they are planned together.
 
         smaller: numbers of rows to compute at once, in place of micro_batch_size, where the budget is too small for it.
-        BudgetError where none is small enough."""
+        not may_shrink: the error may name them, instead. BudgetError where none is small enough."""
         trainer, source, rows = self.trainer, self.trainer.source(self.data), len(self.train_rows)
 
         def build(size: int) -> None:
@@ -154,9 +154,11 @@ class Loop(LoopState):
             return sum(each.copied_bytes(weights, state) for each in self.subscribers)
 
         def more() -> int:
-            return copied_bytes(trainer, held) + ORDER_BYTES * self.data.n
+            read = sum(each.freed_bytes for each in self.subscribers)
+            return max(copied_bytes(trainer, held) - read, 0) + ORDER_BYTES * self.data.n
 
-        trainer.driver.within_budget(build, [self.micro_batch_size, *smaller], more)
+        sizes = [self.micro_batch_size, *(smaller if may_shrink else ())]
+        trainer.driver.within_budget(build, sizes, more, () if may_shrink else smaller)
 
     # ---- running ---------------------------------------------------------------------------------------------
 

@@ -81,11 +81,12 @@ class StepPrograms:
         return compile_program(outputs, updates, **self.options)
 
     def within_budget(
-        self, build: Callable[[int], T], sizes: Sequence[int] = (0,), more: Callable[[], int] = lambda: 0
-    ) -> T:
+        self, build: Callable[[int], T], sizes: Sequence[int] = (0,), more: Callable[[], int] = lambda: 0,
+        smaller: Sequence[int] = (),
+    ) -> T:  # fmt: skip
         """What build(size) compiles, of the first size with which the process stays below the memory budget: with its
         programs, the results of passes and more() bytes. They are planned before; BudgetError where no size is small
-        enough. Without a budget, of the first size."""
+        enough. Without a budget, of the first size. smaller: sizes that the error may propose."""
         budget, size = self.budget, sizes[0]
         if budget is None or self._is_within:
             return build(size)
@@ -93,7 +94,7 @@ class StepPrograms:
         try:
             with self.cache.trying() as drop:
                 size = budget.first_within(
-                    sizes, build, forget=drop, more=lambda: more() + sum(self.result_bytes.values()),
+                    sizes, build, smaller, forget=drop, more=lambda: more() + sum(self.result_bytes.values()),
                     largest=partial(largest_of, self.ranks),
                 )  # fmt: skip
             return build(size)

@@ -348,7 +348,7 @@ class Trainer(AttributeHints):
     @property
     def compiled(self) -> list[CompiledBatch]:
         """The micro-batches that were compiled so far; with ranks those of evaluations."""
-        return list(self.driver.compiled.values())
+        return [*self.driver.compiled.values(), *self.driver.joins.compiled]
 
     @property
     def plans(self) -> list[Plan | Schedule]:
