@@ -153,7 +153,7 @@ def _stub(kinds: dict[str, tuple[str, dict[str, str]]]) -> str:
 
 def _type(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    if not isinstance(annotation, (str, type)) or "[" in repr(annotation):
+    if not isinstance(annotation, str) and (not isinstance(annotation, type) or "[" in repr(annotation)):
         text = repr(annotation)
     return re.sub(r"\b(collections\.abc|typing|gradloom\.base\.interval)\.", "", text)
 

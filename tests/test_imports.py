@@ -27,8 +27,8 @@ SEES["step"] = {*LINE, "nn", "optim", "parallel"}
 SEES["eager"] = {*LINE, "optim", "step"}
 SEES["runs"] = {*LINE, "nn", "optim", "parallel", "step", "eager", "files", "data"}
 SEES["train"] = set(SEES)
+SEES["tables"] = set(SEES)
 SEES["llm"] = set(SEES)
-SEES["tables"] = set(SEES) - {"llm"}
 SEES["cli"] = set(SEES)
 SEES["sklearn"] = {"base", "tables"}
 

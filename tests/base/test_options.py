@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_a_new_field_is_an_argument_with_documentation() -> None:
     parameter = inspect.signature(tune).parameters["noise"]
     assert (parameter.default, parameter.annotation, parameter.kind) == (0.0, float, parameter.KEYWORD_ONLY)
     assert tune.__annotations__["noise"] is float
-    assert "\nnoise               standard deviation of a noise\n" in str(inspect.getdoc(tune))
+    assert re.search(r"\nnoise +standard deviation of a noise\n", str(inspect.getdoc(tune)))
     assert "{options}" not in str(tune.__doc__)
     use, others = tune("m", noise=0.5, batch_size=2, threads=3)
     assert (use.noise, use.batch_size, others) == (0.5, 2, {"threads": 3})

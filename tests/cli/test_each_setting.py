@@ -68,6 +68,7 @@ ODD: dict[str, list[Any]] = {
     "nll_weight": [0.1],
     "desirable_weight": [0.1],
     "undesirable_weight": [0.1],
+    "center_rewards_coefficient": [0.1],
     "memory": [0, 1.5, True, "", "much", 1000],
     "hidden": ["64", [0], [1 << 31], ["x"], 3],
     "groups": [3, [3], [{}], [{"match": "*"}], [{"match": "*.nothing", "lr": 0.1}], [{"match": "*", "lr": 1e308}]],

@@ -62,6 +62,16 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--desirable-weight 2", "--undesirable-weight 0", "--label-key bad", "--beta 0.3"],
         ["--chosen-key completion", "--loss-type hinge", "--objective dpo", "--label-key prompt"],
     ),
+    PAIRS + " --objective reward": (
+        ["--center-rewards-coefficient 0.1", "--chosen-key b --rejected-key a", "--method full", "--objective dpo"],
+        ["--beta 1", "--class-weight balanced", "--objective classify", "--lora base.gguf --objective sft"],
+    ),
+    "finetune m.gguf l.jsonl --context 32 --out o.gguf --steps 2 --objective classify": (
+        ["--class-weight balanced", "--text-key story", "--label-key other", "--label-key n", "--label-key several",
+         "--objective regress --label-key n"],
+        ["--class-weight even", "--label-key several --class-weight balanced", "--center-rewards-coefficient 1",
+         "--objective regress", "--chosen-key text", "--label-key text2"],
+    ),
     "finetune half.gguf t.txt --context 32 --out o.gguf --method full --train-dtype f32": (["--targets attn_q"], []),
     "evaluate m.gguf t.txt --context 32": (
         ["--lora base.gguf", "--context 64", "--precision bf16"], ["--precision f16", "--device nowhere", *READS],
@@ -112,6 +122,9 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "plan m.gguf j.jsonl --context 64 --objective kto": (
         ["--batch-size 2"], ["--rejected-key b", "--objective dpo", "--label-key prompt"],
     ),
+    "plan m.gguf l.jsonl --context 64 --objective classify": (
+        ["--objective regress --label-key n", "--label-key several"], ["--objective reward"],
+    ),
     "plan m.gguf x.jsonl --context 64": (["--text-key story", "--val t.txt"], ["--messages-key m"]),
     "verify m.gguf d.jsonl --context 16 --batch-size 2 --no-reference --objective dpo": (
         ["--loss-type hinge", "--loss-type ipo", "--objective cpo", "--objective cpo --nll-weight 0.5",
@@ -122,6 +135,12 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "verify m.gguf j.jsonl --context 16 --batch-size 2 --no-reference --objective kto": (
         ["--desirable-weight 2", "--undesirable-weight 0.5", "--label-key bad --undesirable-weight 0.2"],
         ["--chosen-key a"],
+    ),
+    "verify m.gguf d.jsonl --context 16 --batch-size 2 --no-reference --objective reward": (
+        ["--center-rewards-coefficient 0.1"], ["--class-weight balanced"],
+    ),
+    "verify m.gguf l.jsonl --context 16 --batch-size 2 --no-reference --objective classify": (
+        ["--class-weight balanced", "--label-key other"], ["--center-rewards-coefficient 0.1"],
     ),
     "verify m.gguf t.txt --context 16": (
         ["--lora base.gguf", "--method full", "--rank 2", "--targets attn_q", "--context 32", "--batch-size 2",
@@ -180,6 +199,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     turns = [[{"role": "user", "content": r["q"] + end}, {"role": "assistant", "content": r["a"]}] for r in rows]
     kinds = {
         "p": [{k: v for k, v in r.items() if k != "text"} for r in rows],
+        "l": [
+            {
+                "text": r["text"],
+                "story": r["a"],
+                "label": "abc"[min(i % 5, 2)],
+                "other": "ab"[i % 2],
+                "n": i,
+                "several": ["a", "b"][: i % 3],
+            }
+            for i, r in enumerate(rows)
+        ],
         "x": [{"text": r["text"], "story": r["a"]} for r in rows],
         "c": [{"messages": t} for t in turns],
         "d": [

@@ -55,7 +55,7 @@ def loss_of(
     learned = 0.0
     if isinstance(objective, Cpo):
         learned = -objective.nll_weight * logps[:, 0].sum() / counts[:, 0].sum()
-        ratios = logps
+        ratios = logps / counts if objective.loss_type == "ipo" else logps
     else:
         assert isinstance(objective, Dpo)
         ratios = logps - reference

@@ -108,3 +108,29 @@ def test_kto(tmp_path: Path) -> None:
     labels = np.array(good, np.float32)[:, None, None]
     made = replace(made, values=np.concatenate([made.values, labels], 2))
     assert_equal(ours(tmp_path / "m", made, "kto", **more), truth)
+
+
+@pytest.mark.parametrize("settings", [{}, {"center_rewards_coefficient": 0.02}])
+def test_reward(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """The head begins with TRL's numbers; both train all tensors but the output."""
+    from gradloom.llm.head import Head
+    from tests.llm.head_rows import rows_of
+
+    trl_runs.write_folder(tmp_path / "m")
+    pairs = random_pairs(4)
+    names = {
+        "loss": "loss",
+        "rewards/accuracies": "accuracy",
+        "rewards/margins": "margin",
+        "rewards/mean": "mean_reward",
+    }
+    head, truth = trl_runs.reward(tmp_path / "m", pairs, names, STEPS, RATE, **settings)
+    model, adapter = load(tmp_path / "m"), TrainedTensors()
+    adapter.add_head(Head("reward"), model, 0, head)
+    texts = [[*p["prompt"], *p[side], trl_runs.EOS] for p in pairs for side in ("chosen", "rejected")]
+    run = finetune(
+        model, rows_of(texts, 2, None, packing=False), adapter, objective="reward", batch_size=4, epochs=STEPS,
+        val_split=0.0, progress=False, optimizer=gl.optim.AdamW(lr=RATE, weight_decay=0.0), max_norm=np.inf, **settings,
+    )  # fmt: skip
+    found = run.history.to_dict()
+    assert_equal({name: np.array(found[name]) for name in names}, truth)

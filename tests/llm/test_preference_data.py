@@ -433,7 +433,7 @@ def test_rows_lose_nothing(seed, packing, prompts, form):
 def test_rows_of_texts_have_no_parts():
     data = pack(read_samples([{"text": "the end"}], tokenizer()), 8)
     assert data.parts is data.values is data.samples is None
-    with pytest.raises(SettingError, match="prompts=True requires preferences or judged"):
+    with pytest.raises(SettingError, match="prompts=True requires samples of several parts"):
         pack(read_samples([{"text": "the end"}], tokenizer()), 8, prompts=True)
 
 

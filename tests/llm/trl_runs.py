@@ -114,3 +114,17 @@ def kto(
     reference = copy.deepcopy(model)
     trainer = KTOTrainer(model, reference, config, train_dataset=_rows(samples), processing_class=tokenizer())
     return logged(trainer, names)
+
+
+def reward(
+    folder: Path, samples: list[dict[str, Any]], names: dict[str, str], steps: int, rate: float, **more: Any
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(the first head, the numbers of each step) of a model of `write_folder`."""
+    from trl import RewardConfig, RewardTrainer
+
+    torch.manual_seed(1)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float32)
+    head = model.score.weight.detach().numpy().copy()
+    given = settings(folder, steps, rate, len(samples), **more)
+    trainer = RewardTrainer(model, RewardConfig(**given), train_dataset=_rows(samples), processing_class=tokenizer())
+    return head, logged(trainer, names)

@@ -42,13 +42,14 @@ class ObjectiveOptions:
     objective: Any = option(
         "sft",
         'name of the objective: "sft" (the texts); from pairs of a chosen and a rejected completion "dpo", "orpo", '
-        '"simpo", "cpo"; from completions that are judged good or bad "kto"; or a gl.llm.Objective. See '
-        "docs/objectives.md",
+        '"simpo", "cpo", or a reward for each text "reward"; from completions that are judged good or bad "kto"; from '
+        'labelled texts their class "classify" or number "regress"; or a gl.llm.Objective. See docs/objectives.md',
         Flag(
             PLANNED,
-            "sft: the texts; dpo, orpo, simpo, cpo: pairs of a chosen and a rejected completion; kto: completions that"
-            " are judged good or bad.",
-            Literal["sft", "cpo", "dpo", "kto", "orpo", "simpo"],
+            "sft: the texts; dpo, orpo, simpo, cpo: pairs of a chosen and a rejected completion; reward: a reward for"
+            " each text, of such pairs; kto: completions that are judged good or bad; classify, regress: texts with a"
+            " class or a number.",
+            Literal["sft", "classify", "cpo", "dpo", "kto", "orpo", "regress", "reward", "simpo"],
             parse=str.lower,
         ),
         typed="Objective | str",
@@ -95,6 +96,20 @@ class ObjectiveOptions:
         None,
         "of kto: the weight of completions judged bad, by default 1",
         Flag("finetune", "Weight of bad completions in kto. [default: 1]"),
+        compared_as="objective",
+    )
+    center_rewards_coefficient: Decay | None = option(
+        None,
+        "of reward: the weight of the squared sum of both rewards of a pair, which centres them at 0, by default 0",
+        Flag("finetune", "Weight of the squared sum of both rewards of a pair. [default: 0]"),
+        compared_as="objective",
+    )
+    class_weight: Any = option(
+        None,
+        'of classify: the weight of the loss of each class, {class: weight}, or "balanced": samples / (classes * '
+        "samples of the class)",
+        Flag("finetune", "balanced: classes with fewer samples count more in the loss.", Literal["balanced"]),
+        typed="Mapping[str, float] | str | None",
         compared_as="objective",
     )
 
@@ -333,7 +348,7 @@ class DataOptions:
         PLANNED, "Key of the rejected completion in .jsonl of preferences. [default: rejected]"
     )
     label_key: str | None = command_option(
-        PLANNED, "Key of the label (true, false) in .jsonl of judged completions. [default: label]"
+        PLANNED, "Key of the label in .jsonl of judged completions (true, false) or labelled texts. [default: label]"
     )
     as_chat: bool = command_option(
         PLANNED, "Format prompt and completion as question and answer by the chat template.", False

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
 
 
+_SCORES = {
+    "accuracy": "accuracy", "balanced_accuracy": "balanced", "f1_macro": "F1", "roc_auc": "ROC AUC",
+    "rewards_accuracy": "accuracy", "r2": "R2", "rmse": "rmse", "mae": "mae",
+}  # fmt: skip
+
 HELP = """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
 
 The trained tensors and the memory plan are printed before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
@@ -247,6 +252,7 @@ def _summary(run: Run, planned: MemoryPlan, use: Any, report: Mapping[str, Any])
     from ..train.display import duration, rate
 
     lines = []
+    measured = "validation" if "val_loss" in report else "training"  # the rows of the metrics
     for name, key in (
         ("before", "val_loss_before"),
         ("training", "train_loss"),
@@ -257,7 +263,10 @@ def _summary(run: Run, planned: MemoryPlan, use: Any, report: Mapping[str, Any])
             spread = report[f"{key}_unc"]
             if name == "training" and use.keep_best:
                 lines.append(("weights", saved_weights(run.loop, report["epochs"])))
-            lines.append((name, f"loss {report[key]:.4f}" + ("" if math.isnan(spread) else f" +- {spread:.4f}")))
+            scores = _scores(report, "test_" * (name == "test")) if name in (measured, "test") else ""
+            lines.append(
+                (name, f"loss {report[key]:.4f}" + ("" if math.isnan(spread) else f" +- {spread:.4f}") + scores)
+            )
     speed = report["tokens_per_second"] or 0
     lines.append(("time", f"{duration(run.seconds)}, {rate(speed)} tokens/s"))
     memory = f"{show_bytes(report['peak_bytes'])} at most; {show_bytes(planned.total)} planned"
@@ -272,7 +281,8 @@ def _summary(run: Run, planned: MemoryPlan, use: Any, report: Mapping[str, Any])
         own = "" if run.model.tokenizer.chat_template is None else ", in place of the model's own"
         lines.append(("template", f"{use.chat_template}, saved with it{own}"))
     lines.append(("use it", _use(run, use.out)))
-    if Path(use.out).suffix == ".gguf" and (run.method == "full" or not os.path.isdir(run.model.path)):
+    has_head = run.objective.form.last
+    if not has_head and Path(use.out).suffix == ".gguf" and (run.method == "full" or not os.path.isdir(run.model.path)):
         served = (use.out,) if run.method == "full" else (run.model.path, use.out)
         lines.append(("elsewhere", llama_server(*served)))
     return lines
@@ -284,7 +294,19 @@ def _print_unsaved(run: Run, use: Any, interrupted: bool) -> None:
         print(json_text(FINETUNE, run.report | {"data_file": use.data, "out": None, "interrupted": interrupted}))
 
 
+def _scores(report: Mapping[str, Any], prefix: str) -> str:
+    """The scores of classes or numbers, each with its uncertainty."""
+    shown = ""
+    for key, name in _SCORES.items():
+        if prefix + key in report:
+            spread = report.get(f"{prefix}{key}_unc")
+            shown += f"  {name} {report[prefix + key]:.4g}" + ("" if spread is None else f" +- {spread:.2g}")
+    return shown
+
+
 def _use(run: Run, place: str) -> str:
+    if run.objective.form.last:
+        return to_paste(["gradloom", "predict", *_model_words(run, place)]) + " texts.csv"
     return to_paste(["gradloom", "generate", *_model_words(run, place)]) + ' --prompt "..."'
 
 

@@ -34,6 +34,8 @@ Gamma = Annotated[float | None, flag_of(ObjectiveOptions, "gamma")]
 NllWeight = Annotated[float | None, flag_of(ObjectiveOptions, "nll_weight")]
 DesirableWeight = Annotated[float | None, flag_of(ObjectiveOptions, "desirable_weight")]
 UndesirableWeight = Annotated[float | None, flag_of(ObjectiveOptions, "undesirable_weight")]
+CenterRewards = Annotated[float | None, flag_of(ObjectiveOptions, "center_rewards_coefficient")]
+ClassWeight = Annotated[str | None, flag_of(ObjectiveOptions, "class_weight")]
 # Of drawing tokens (see llm.sampling.Sampling)
 Temperature = Annotated[float, Option(help="Sampling temperature; 0 always takes the likeliest token.")]
 TopK = Annotated[int | None, Option(help="Number of likeliest tokens to draw from; 0: all. [default: 40]")]

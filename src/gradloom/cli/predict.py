@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ..base.json_documents import PREDICT
 from ..base.settings import PRECISIONS
 from .common import Device, Precision, json_text, need_one_of, print_report, warn
+from .csv_text import csv_line, not_a_formula
+from .language import AsChat, CompletionKey, LabelKey, Lora, PromptKey, TextKey
 from .parser import Argument, Option
 from .run_settings import check_device
 from .saved_settings import Inputs
 
 _NO_CSV = (".parquet", ".gz", ".npz", ".json", ".jsonl", ".xlsx", ".safetensors", ".gguf")
 _ROWS = 4096  # written at a time
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # spreadsheets read wide forms as these
-_QUOTED = re.compile('[",\r\n]')
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,16 +31,25 @@ if TYPE_CHECKING:
 
 HELP = """Predict the target of each row, as CSV: the prediction, and for classes the probability of each.
 
+MODEL can also be a language model with a head, of finetune with --objective reward, classify or regress: then DATA is
+a .csv, .jsonl or .json file of texts as in its training, or a .txt with a text in each line.
+
 Where the file holds the target too, stderr shows the scores: of a file that the model was trained on separately for
 training, validation and test rows.
 """
 
 
 def predict(
-    model: Annotated[str, Argument(help="A file that gradloom fit saved, or its folder.")],
+    model: Annotated[
+        str,
+        Argument(help="A file that gradloom fit saved, or its folder; a GGUF model or a Hugging Face folder."),
+    ],
     data: Annotated[
         str,
-        Argument(help="A .csv, .csv.gz, .parquet or .npz file, a folder of idx files, or - for CSV on stdin."),
+        Argument(
+            help="A .csv, .csv.gz, .parquet or .npz file, a folder of idx files, or - for CSV on stdin; of texts a"
+            " .csv, .jsonl, .json or .txt file."
+        ),
     ],
     out: Annotated[str | None, Option(help="CSV file to write. [default: stdout]")] = None,
     keep: Annotated[
@@ -57,6 +65,12 @@ def predict(
             help="Write ' in front of CSV texts that spreadsheets run as formulas: those that begin with = + - @.",
         ),
     ] = False,
+    lora: Lora = None,
+    text_key: TextKey = None,
+    prompt_key: PromptKey = None,
+    completion_key: CompletionKey = None,
+    label_key: LabelKey = None,
+    as_chat: AsChat = False,
     precision: Precision = None,
     device: Device = None,
     json: Annotated[
@@ -68,16 +82,44 @@ def predict(
     need_one_of("precision", precision, PRECISIONS)
     check_device(device)
     names = _names(keep)
-    from ..base.errors import DataError, SettingError
-    from ..data.frames import as_file, features_of, kept_columns, with_encoding
-    from ..files import atomic_write
-    from .model import load_model
+    from ..base.errors import SettingError
 
     if escape_formulas and json and out is None:
         text = "{escape_formulas} requires CSV: {out}, or no {json}"
         raise SettingError(text, escape_formulas=True, out=..., json=...)
+    of_texts = {
+        "lora": lora, "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key,
+        "label_key": label_key, "as_chat": as_chat or None,
+    }  # fmt: skip
     if out is not None:
-        _check_out(out, model, data)
+        _check_out(out, *([model] if lora is None else [model, lora]), data=data)
+    if is_language_model(model):
+        from .predict_texts import TextUse, predict_texts
+
+        reading = {name: value for name, value in of_texts.items() if value is not None}
+        reading = {name: value for name, value in reading.items() if name not in ("lora", "label_key")}
+        cell = not_a_formula if escape_formulas else str
+        options = {"precision": precision, "device": device}
+        return predict_texts(
+            TextUse(model, data, lora, out, names, encoding, cell, json, label_key or "label", reading, options)
+        )
+    for name, value in of_texts.items():
+        if value is not None:
+            text = f"{{{name}}} requires a language model as MODEL: FILE.gguf or a Hugging Face folder"
+            raise SettingError(text, {name: value})
+    return _predict_table(model, data, out, names, encoding, escape_formulas, precision, device, json)
+
+
+def _predict_table(
+    model: str, data: str, out: str | None, names: list[str], encoding: str | None, escape_formulas: bool,
+    precision: str | None, device: str | None, json: bool,
+) -> int:  # fmt: skip
+    """Predictions of a model that `gradloom fit` saved."""
+    from ..base.errors import DataError
+    from ..data.frames import as_file, features_of, kept_columns, with_encoding
+    from ..files import atomic_write
+    from .model import load_model
+
     opened = load_model(model)
     preprocess = with_encoding(opened.preprocess, encoding, data)
     if data == "-" and sys.stdin is None:
@@ -93,7 +135,7 @@ def predict(
         outputs = opened.outputs(features, precision=precision, device=device)
     except DataError as error:
         raise DataError(f"{model}, {data}: {error}") from None
-    cell = _not_a_formula if escape_formulas else str
+    cell = not_a_formula if escape_formulas else str
     if out is not None:
         with atomic_write(out) as file:
             file.writelines(text.encode() for text in _csv(opened, outputs, kept, cell))
@@ -118,13 +160,21 @@ def predict(
     return 0
 
 
-def _check_out(out: str, model: str, data: str) -> None:
+def is_language_model(path: str) -> bool:
+    """Whether this is the name of a GGUF file, or a Hugging Face folder."""
+    from ..llm.hf_folder import is_folder_of_model
+
+    return path.lower().endswith(".gguf") or is_folder_of_model(path)
+
+
+def _check_out(out: str, *models: str, data: str) -> None:
     """An error for a file that cannot be written, is no CSV, or is one of the inputs."""
     from ..base.errors import SettingError
     from ..files import check_target, refuse_input
     from .model import files_of_model
 
-    refuse_input(out, *files_of_model(model), *([] if data == "-" else [data]))
+    inputs = [file for model in models for file in files_of_model(model)]
+    refuse_input(out, *inputs, *([] if data == "-" else [data]))
     if out.lower().endswith(_NO_CSV):
         raise SettingError(setting="out", seen=out, need="the name of a CSV file, such as predicted.csv")
     check_target(out, streams=True)
@@ -167,16 +217,6 @@ def _names(keep: str | None) -> list[str]:
     return names
 
 
-def _not_a_formula(text: str) -> str:
-    """The text, behind an apostrophe where a spreadsheet would run it; numbers stay as they are."""
-    if not text.startswith(_FORMULA):
-        return text
-    with contextlib.suppress(ValueError):
-        float(text)
-        return text
-    return f"'{text}"
-
-
 def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]], cell: Callable[[str], str]) -> Iterator[str]:
     """A header, and a line for each row, some rows at a time. Numbers read back as they are. cell: how texts are
     written."""
@@ -198,13 +238,8 @@ def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]], cell: Ca
         if kept:
             in_front = zip(*(cells[start : start + _ROWS] for cells in kept.values()), strict=True)
         if start == 0:
-            yield _line([*map(cell, (*kept, *head))])
-        yield "".join(_line([*map(cell, cells), *row]) for cells, row in zip(in_front, rows, strict=True))
-
-
-def _line(cells: list[str]) -> str:
-    """A line of CSV. Unlike with Python's csv module, cells with a carriage return are quoted."""
-    return ",".join('"' + c.replace('"', '""') + '"' if _QUOTED.search(c) else c for c in cells) + "\n"
+            yield csv_line([*map(cell, (*kept, *head))])
+        yield "".join(csv_line([*map(cell, cells), *row]) for cells, row in zip(in_front, rows, strict=True))
 
 
 _PARTS = {"": "", "train": "training rows: ", "val": "validation rows: ", "test": "test rows: "}

@@ -14,7 +14,9 @@ from .common import Device, Json, Precision, Threads, json_text, need_one_of, ne
 from .language import (
     AsChat,
     Beta,
+    CenterRewards,
     ChosenKey,
+    ClassWeight,
     CompletionKey,
     DesirableWeight,
     Gamma,
@@ -83,6 +85,8 @@ def verify(
     nll_weight: NllWeight = None,
     desirable_weight: DesirableWeight = None,
     undesirable_weight: UndesirableWeight = None,
+    center_rewards_coefficient: CenterRewards = None,
+    class_weight: ClassWeight = None,
     json: Json = False,
 ) -> int:
     """Run the command; returns its exit code."""
@@ -109,7 +113,8 @@ def verify(
         loaded, data, adapter, context=context, batch_size=batch_size, reference=reference, threads=threads, seed=seed,
         precision=precision, device=device or "cpu", objective=objective, beta=beta, loss_type=loss_type,
         label_smoothing=label_smoothing, gamma=gamma, nll_weight=nll_weight, desirable_weight=desirable_weight,
-        undesirable_weight=undesirable_weight,
+        undesirable_weight=undesirable_weight, center_rewards_coefficient=center_rewards_coefficient,
+        class_weight=class_weight,
         data_options=options, optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
         on_check=lambda check: print(f"{check.name:<36}{'' if check.holds else 'DIFFERS: '}{check.found}", flush=True),
         on_progress=_progress if sys.stderr.isatty() else None,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .objective import Objective, Parts
     from .packing import TokenData, pack
     from .plan import plan
+    from .predict import Predictions, predict
     from .sample_texts import SampledText
     from .samples import Samples
     from .sampling import Sampling
@@ -43,6 +44,7 @@ __all__ = [
     "Objective",
     "Parts",
     "Perplexity",
+    "Predictions",
     "Run",
     "SampledText",
     "Samples",
@@ -59,6 +61,7 @@ __all__ = [
     "merge",
     "pack",
     "plan",
+    "predict",
     "read_samples",
     "verify",
 ]
@@ -80,6 +83,7 @@ _HOMES = {
     ".packing": "TokenData pack",
     ".memory_plan": "MemoryPlan",
     ".plan": "plan",
+    ".predict": "Predictions predict",
     ".sample_texts": "SampledText",
     ".samples": "Samples",
     ".sampling": "Sampling",

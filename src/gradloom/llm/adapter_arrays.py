@@ -11,6 +11,7 @@ import numpy as np
 
 from ..base.arrays import place_in
 from ..base.errors import FileError
+from .head import HeadArrays
 from .model_file import ModelFile
 
 EMBEDDING = "token_embd.weight"
@@ -27,6 +28,7 @@ class AdapterArrays:
     pairs         base tensor -> (lora_a, lora_b), f32, with the shapes of the GGUF file (see adapter_gguf.py)
     rslora        alpha is the user's alpha * sqrt(r), PEFT's use_rslora
     texts         other text metadata, such as general.name: of the GGUF file, or of PEFT's .safetensors file
+    head          a head on the hidden state of the last token, or None
     """
 
     architecture: str
@@ -34,6 +36,7 @@ class AdapterArrays:
     pairs: dict[str, tuple[np.ndarray, np.ndarray]]
     rslora: bool = False
     texts: dict[str, str] = field(default_factory=dict)
+    head: HeadArrays | None = None
 
     @property
     def chat_template(self) -> str | None:
@@ -67,6 +70,11 @@ def check_fits(adapter: AdapterArrays, base: ModelFile, path: str | os.PathLike[
             f"{path}: adapts {EMBEDDING}, which is also the output layer of {base.path}; "
             "one pair cannot be both: need an adapter without it"
         )
+    embedding = base.tensors.get(EMBEDDING)
+    if adapter.head is not None and embedding is not None:
+        width, need = adapter.head.weight.shape[1], embedding.shape[-1]
+        if width != need:
+            raise FileError(f"{path}: is for another base: its head has rows of {width}, and {base.path} has {need}")
     for name, (a, b) in adapter.pairs.items():
         if name not in base.tensors:
             raise FileError(f"{path}: is for another base: {base.path} has no tensor {name!r}")

@@ -7,7 +7,8 @@ adapter.type "lora", adapter.lora.alpha f32. Tensors, for a base tensor W [n_out
     token_embd.weight.lora_a [vocabulary, r], .lora_b [d, r]     W += s A B^T: rows of A are looked up by token
 
 with s = alpha / r, or s = 1 if alpha is 0 or absent. r is that of each pair, alpha that of the file. For a scale of
-alpha / sqrt(r) (rsLoRA, arXiv 2312.03732), which has no key, alpha * sqrt(r) is written.
+alpha / sqrt(r) (rsLoRA, arXiv 2312.03732), which has no key, alpha * sqrt(r) is written. A head (head.py) is metadata,
+because llama.cpp refuses other tensors and ignores other keys.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..base.errors import FileError, one_line
 from ..files import open_gguf, write_gguf
 from ..files.gguf_fields import field as gguf_field
 from .adapter_arrays import LARGEST, AdapterArrays, check_alpha, check_fits, finite, pairs_of, text_of
+from .head import head_fields, read_head, without_head
 from .model_file import ModelFile
 
 
@@ -36,6 +38,7 @@ def write_adapter_gguf(path: str | os.PathLike[str], adapter: AdapterArrays) -> 
         "adapter.lora.alpha": gguf_field("f32", adapter.alpha),
     }
     fields |= {key: gguf_field("string", text) for key, text in adapter.texts.items() if key not in fields}
+    fields |= head_fields(adapter.head, path)
     tensors: dict[str, Any] = {}
     for name, (a, b) in adapter.pairs.items():
         for ending, array in ((".lora_a", a), (".lora_b", b)):
@@ -74,10 +77,10 @@ def read_adapter_gguf(path: str | os.PathLike[str], base: ModelFile | None = Non
         file.check_weight(name)
         halves_by_tensor.setdefault(stem, {})[ending] = finite(f"{path}: {name}", file.floats(name))
     known = ("general.architecture", "general.type", "adapter.type")
-    texts = {k: file.metadata[k] for k, f in file.fields.items() if f.kind == "string" and k not in known}
-    adapter = AdapterArrays(
-        architecture, float(alpha), pairs_of(path, halves_by_tensor, ".lora_a", ".lora_b"), texts=texts
-    )
+    others = without_head(file.fields)
+    texts = {k: file.metadata[k] for k, f in others.items() if f.kind == "string" and k not in known}
+    pairs = pairs_of(path, halves_by_tensor, ".lora_a", ".lora_b")
+    adapter = AdapterArrays(architecture, float(alpha), pairs, texts=texts, head=read_head(file.metadata, path))
     if base is not None:
         check_fits(adapter, base, path)
     return adapter

@@ -32,12 +32,15 @@ from .adapter_arrays import (
     text_of,
 )
 from .family import END_MODULES, Family
+from .head import PEFT_HEAD, HeadArrays, check_finite, peft_head, peft_text
 from .hf_folder import HFFolder, refuse_models_folder
 from .model_file import ModelFile
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _OTHERS = ("layer_replication", "use_qalora")  # change the model beside the pairs
 _PREFIX = "base_model.model."
+_SCORE = "score"  # transformers' module of a head
+_SCORES = ("classifier", _SCORE)  # modules that PEFT saves with a task type of SEQ_CLS, where the model has them
 _ENDS = {f"{tensor}.weight": module for module, tensor in END_MODULES.items()}
 _TEXT_PART = "model.language_model."  # the decoder of a model that sees images, in transformers' classes
 # other names of it: of the stored tensors, and of the modules in transformers before 4.52
@@ -68,6 +71,11 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: Mod
             heads = _heads(base, family, name)
             arrays[f"{_PREFIX}{module}.lora_A.weight"] = a
             arrays[f"{_PREFIX}{module}.lora_B.weight"] = _halves(b, heads) if heads else b
+    texts = {key: text for key, text in adapter.texts.items() if key == CHAT_TEMPLATE}
+    if adapter.head is not None:
+        check_finite(folder, adapter.head.weight)
+        arrays[f"{_PREFIX}{_SCORE}.weight"] = adapter.head.weight
+        texts[PEFT_HEAD] = peft_text(adapter.head.head)
     ranks = {name: adapter.rank(name) for name in adapter.pairs}
     rank = max(ranks.values(), key=list(ranks.values()).count)
     alphas = {}
@@ -76,7 +84,7 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: Mod
     alpha = alphas[next(name for name, r in ranks.items() if r == rank)]
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "CAUSAL_LM" if adapter.head is None else "SEQ_CLS",
         "base_model_name_or_path": base_name or None,
         "r": rank,
         "lora_alpha": _whole(alpha),
@@ -91,13 +99,12 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: Mod
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "inference_mode": True,
-        "modules_to_save": None,
+        "modules_to_save": None if adapter.head is None else [_SCORE],
         "layers_to_transform": None,
         "layers_pattern": None,
     }
-    template = {key: text for key, text in adapter.texts.items() if key == CHAT_TEMPLATE}
     with together(folder):
-        save_arrays(Path(folder) / PEFT_WEIGHTS, arrays, template)
+        save_arrays(Path(folder) / PEFT_WEIGHTS, arrays, texts)
         with atomic_write(Path(folder) / PEFT_CONFIG) as file:
             file.write((json.dumps(config, indent=2) + "\n").encode())
 
@@ -118,6 +125,7 @@ def read_peft(folder: str | os.PathLike[str], base: ModelFile) -> AdapterArrays:
     family = _family(path, architecture)
     halves_by_tensor: dict[str, dict[str, np.ndarray]] = {}
     modules: dict[str, str] = {}
+    head = _head(path, stored, texts)
     for key, array in stored.items():
         match = re.fullmatch(
             r"(?:base_model\.model\.)?(.+?)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?", key
@@ -144,7 +152,7 @@ def read_peft(folder: str | os.PathLike[str], base: ModelFile) -> AdapterArrays:
     }
     first = next(iter(pairs))
     alpha = scales[first] * pairs[first][1].shape[1]
-    adapter = AdapterArrays(architecture, alpha, pairs, bool(config.get("use_rslora")), texts)
+    adapter = AdapterArrays(architecture, alpha, pairs, bool(config.get("use_rslora")), texts, head)
     for name, (a, b) in pairs.items():
         factor = scales[name] / adapter.scale(name)
         if not math.isclose(factor, 1):
@@ -153,6 +161,18 @@ def read_peft(folder: str | os.PathLike[str], base: ModelFile) -> AdapterArrays:
             adapter.rslora = False
     check_fits(adapter, base, path)
     return adapter
+
+
+def _head(path: Path, stored: dict[str, np.ndarray], texts: dict[str, str]) -> HeadArrays | None:
+    """The head, which is taken out of the tensors and the metadata of a folder; None without one."""
+    text = texts.pop(PEFT_HEAD, None)
+    for name in (f"{_PREFIX}{_SCORE}.weight", f"{_SCORE}.weight"):
+        if name in stored:
+            weight = finite(f"{path}: {name}", stored.pop(name))
+            return peft_head(text, np.ascontiguousarray(weight), path)
+    if text is not None:
+        raise FileError(f"{path}: has facts of a head ({PEFT_HEAD}) without {_PREFIX}{_SCORE}.weight; need both")
+    return None
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -167,6 +187,9 @@ def _config(path: Path) -> dict[str, Any]:
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise FileError(f"{path}: peft_type is {kind!r:.60}; need 'LORA'")
+    trained = config.get("modules_to_save")
+    if isinstance(trained, list) and all(name in _SCORES for name in trained):
+        config["modules_to_save"] = None
     for key in ("use_dora", "fan_in_fan_out", "modules_to_save", "alora_invocation_tokens", *_OTHERS):
         if config.get(key):
             raise FileError(f"{path}: {key} is {config[key]!r:.60}, which is not supported")

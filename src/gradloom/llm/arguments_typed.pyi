@@ -39,6 +39,8 @@ class FinetuneArguments(TypedDict, total=False):
     nll_weight: float | None
     desirable_weight: float | None
     undesirable_weight: float | None
+    center_rewards_coefficient: float | None
+    class_weight: Mapping[str, float] | str | None
     freeze: str | Sequence[str]
     max_norm: float
     max_value: float
@@ -113,6 +115,8 @@ class PlanArguments(TypedDict, total=False):
     nll_weight: float | None
     desirable_weight: float | None
     undesirable_weight: float | None
+    center_rewards_coefficient: float | None
+    class_weight: Mapping[str, float] | str | None
     freeze: str | Sequence[str]
     max_norm: float
     max_value: float

@@ -6,7 +6,7 @@
     .json   the same objects as one array
 
 For a training on preferences a line is {"prompt", "chosen", "rejected"}, on judged completions {"prompt", "completion",
-"label"}; see llm.preferences.
+"label"}, on labelled texts {"text", "label"}; see llm.preferences and llm.labelled.
 
 A sample is a list of tokens. The prediction of those that count is learned. Samples are packed into rows of `context`
 tokens; positions begin at 0 with each sample, and a token attends to its own sample only. Cut and skipped text is
@@ -33,6 +33,7 @@ from .data_options import OF_ONE_TEXT, check_effective, prompt_keys
 from .forms import TEXTS, Form
 from .json_rows import JsonRows, Source, is_samples, text_blocks
 from .jsonl import JsonLines
+from .labels import Classes
 from .packing import TokenData, pack
 from .sample_lines import Keys
 from .samples import Report, Samples
@@ -40,7 +41,11 @@ from .samples import Report, Samples
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-_LINE_OF = {"preferences": "prompt, chosen and rejected", "judged": "prompt, completion and label"}
+_LINE_OF = {
+    "preferences": "prompt, chosen and rejected", "judged": "prompt, completion and label",
+    "labelled": "text and label",
+}  # fmt: skip
+_NAMES = {"preferences": "preferences", "judged": "judged completions", "labelled": "labelled texts"}
 
 
 def token_data(
@@ -56,12 +61,13 @@ def token_data(
     Samples are split before they are packed, so no row contains samples of both; a long text is split by windows.
     """
     samples = read_samples(path, tokenizer, **options)
-    prompts = options.get("form", TEXTS).prompts
+    form = options.get("form", TEXTS)
     if not val_split:
-        return pack(samples, context, prompts=prompts), None
+        return pack(samples, context, prompts=form.prompts, last=form.last), None
     if not samples.stream:
         train, val = samples.split(val_split, seed)
-        return pack(train, context, prompts=prompts), pack(val, context, prompts=prompts)
+        first, last = (pack(part, context, prompts=form.prompts, last=form.last) for part in (train, val))
+        return first, last
     whole = pack(samples, context)
     first, last = (
         TokenData(
@@ -96,6 +102,7 @@ def read_samples(
     special: bool = False,
     chat_template: str | None = None,
     adapter_template: str | None = None,
+    classes: Classes | None = None,
     skip_bad_lines: bool = False,
 ) -> Samples:
     """Read the samples of a .txt, .jsonl or .json file, or of a list of dicts with the keys of .jsonl lines.
@@ -119,6 +126,7 @@ def read_samples(
                     they are text. Those of a chat template are always tokens
     chat_template   for chats, instead of the adapter's and the model's own
     adapter_template  LoRA.chat_template of the adapter, instead of the model's own
+    classes         of labelled texts: the possible classes, by default all in the file
     skip_bad_lines  True: malformed lines (elements of an array) are skipped and counted; False: the first is an error
 
     A text begins with the tokenizer's bos and ends with its eos according to the tokenizer; a completion always ends
@@ -151,8 +159,8 @@ def read_samples(
     asked = {name for name, value in given.items() if value is not None}
     shown = os.fspath(path) if rows is None else "data"  # type: ignore[arg-type]
     if form.kind != "texts" and train_on_all:
-        what = "preferences" if form.kind == "preferences" else "judged completions"
-        text = f"{shown}: {{train_on_all}} requires texts, pairs or chats: of {what} the completions alone count"
+        what = _NAMES[form.kind]
+        text = f"{shown}: {{train_on_all}} requires texts, pairs or chats to continue, not {what}"
         raise DataError(text, train_on_all=True)
     kind = Path(shown).suffix.lower()
     if rows is None and kind not in TEXT + JSONL + JSON:
@@ -174,7 +182,7 @@ def read_samples(
                 raise SettingError(setting=name, seen=given[name], need="a text")
         reader = JsonLines(
             JsonRows(shown if rows is None else rows), tokenizer, "\n" if separator is None else separator, as_chat,
-            bool(train_on_all), special, chat_template, adapter_template, skip_bad_lines, asked, form,
+            bool(train_on_all), special, chat_template, adapter_template, skip_bad_lines, asked, form, classes,
         )  # fmt: skip
         return reader.read(Keys(text_key, keys, completion_key, messages_key, chosen_key, rejected_key, label_key))
     except OSError as error:

@@ -14,11 +14,13 @@ from ..base.schema import Schema, different_texts, flag, number, table, text, wh
 from ..runs.checkpoint import Checkpoints
 from ..runs.state import need_schema
 from ..train.trainer import Trainer
+from .head import SCHEMA as HEAD_SCHEMA
+from .head import Head
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model
 from .records import BASE, record_of
 
-_SAME = ("kind", "rank", "alpha", "rslora", "targets", "tensors")  # of an adapter whose training is continued
+_SAME = ("kind", "rank", "alpha", "rslora", "targets", "tensors", "head")  # of an adapter whose training is continued
 _SHOWN = 8  # differences in a message
 
 
@@ -26,17 +28,20 @@ def about_adapter(adapter: Adapter) -> dict[str, Any]:
     """Plain values of an adapter that is bound to a model, without its arrays."""
     template = getattr(adapter, "chat_template", None)
     through = {} if template is None else {"chat_template": template}
+    head = getattr(adapter, "head", None)
+    through |= {} if head is None else {"head": head.as_dict()}
     if isinstance(adapter, LoRA):
         return {
             "kind": "lora", "rank": adapter.rank, "alpha": adapter.alpha, "dropout": adapter.dropout,
             "rslora": adapter.rslora, "targets": list(adapter.a),
         } | through  # fmt: skip
     if isinstance(adapter, TrainedTensors):
-        return {"kind": "full", "tensors": list(adapter.parameters())} | through
+        return {"kind": "full", "tensors": list(adapter.arrays)} | through
     return {"kind": type(adapter).__name__}
 
 
-FULL = table({"kind": text, "tensors": different_texts, "chat_template": text}, absent=("chat_template",))
+_MORE = {"chat_template": text, "head": HEAD_SCHEMA}  # of the adapters that have them
+FULL = table({"kind": text, "tensors": different_texts} | _MORE, absent=_MORE)
 
 
 def lora_schema(most: int) -> Schema:
@@ -44,9 +49,10 @@ def lora_schema(most: int) -> Schema:
     return table(
         {
             "kind": text, "rank": whole(1, most), "alpha": number(), "dropout": number(0, 1), "rslora": flag,
-            "targets": different_texts, "chat_template": text,
-        },
-        absent=("chat_template",),
+            "targets": different_texts,
+        }
+        | _MORE,
+        absent=_MORE,
     )  # fmt: skip
 
 
@@ -70,6 +76,8 @@ class EarlierRun:
         self.step, self._entries, self._about = saved.step, saved.entries, about
         self._base = settings.get(BASE)
         self._chat_template = about.get("chat_template")
+        head = about.get("head")
+        self._head = None if head is None else Head.checked(head, f"{saved.path}: about.settings.adapter.head")
 
     def adapter(self) -> Adapter:
         """An adapter like that of the run, with weights of its own."""
@@ -79,7 +87,7 @@ class EarlierRun:
             made = TrainedTensors(about["tensors"], "f32")
         else:
             made = LoRA(about["rank"], about["alpha"], about["targets"], about["dropout"], about["rslora"])
-        made.chat_template = self._chat_template
+        made.chat_template, made.head = self._chat_template, self._head
         return made
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ from ..train.fit import evaluate
 from ..train.history import History
 from ..train.log import log_of
 from ..train.loop import Loop
-from ..train.metrics import UNCERTAINTY
+from ..train.metrics import UNCERTAINTY, Metric
 from ..train.result import Result
 from ..train.stopping import EarlyStopping
 from .arguments import adapter_of, data_arguments
@@ -58,8 +58,9 @@ from .reference import Reference
 from .room import within
 from .rows import Rows, read_rows
 from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
+from .scored import prepare_head
 from .table import training_table
-from .tuning import Tuned, Tuning, TuningJob, split_arguments
+from .tuning import Settings, Tuned, Tuning, TuningJob, split_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -153,9 +154,7 @@ class Run(Tuning):
                     loaded, data, asked.context, asked.val_split, asked.seed, use.val, trained,
                     form=asked.chosen.form, **reading,
                 )  # fmt: skip
-                template = reading.get("chat_template")
-                if template is not None and isinstance(trained, (LoRA, TrainedTensors)):
-                    trained.chat_template = template
+                _complete(trained, loaded, rows, asked, reading.get("chat_template"))
                 self._reading = memory.resident_peak()
                 memory.trim()
                 self.train_rows, self.val_rows = rows.train, rows.val
@@ -184,7 +183,7 @@ class Run(Tuning):
                     batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
                     seed=asked.seed, validates_first=True, before_pass=self._check_model,
                     callbacks=[*logs, *every],
-                    metrics=self.objective.measures(self.forward, train=ranks is None),
+                    metrics=self._metrics(),
                     on_epoch=on_epoch, subscribers=[self._samples], saver=self.saver,
                     **values_of(use, EvalOptions), about=self._about(reading),
                     on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
@@ -205,6 +204,11 @@ class Run(Tuning):
         settled = {"method": self.method, "context": self.context, "steps": self.steps_total}
         settled["objective"] = repr(self.objective)
         return own | settled | {"adapter": about_adapter(self.adapter), "data_options": options}
+
+    def _metrics(self) -> dict[str, Metric]:
+        """The metrics of the objective: of training only those that can be measured there."""
+        found = self.objective.measures(self.forward, train=self.ranks is None)
+        return {name: metric for name, metric in found.items() if metric.train or len(self.val_rows)}
 
     def _check_model(self) -> None:
         with agreed(self.ranks):
@@ -289,7 +293,7 @@ class Run(Tuning):
         rows = read_rows(
             self.model, data, self.context, 0.0, adapter=self.adapter, form=self.objective.form, **self._data_options
         )  # fmt: skip
-        measured, options = Dataset(*self.objective.arrays(rows)), self.trainer.options
+        measured, options = Dataset(*self.objective.fitted(self.data).arrays(rows)), self.trainer.options
         samples = 1 if rows.values is None else rows.values.shape[1]
         forward, size = replace(self.forward, samples=samples), self.micro_batch_size
         if self.objective.needs_reference:
@@ -407,6 +411,13 @@ class Run(Tuning):
 
     def __repr__(self) -> str:
         return f"Run({self.method}, {self.steps} of {self.steps_total} steps)"
+
+
+def _complete(adapter: Adapter, model: Model, rows: Rows, settings: Settings, template: str | None) -> None:
+    """Give the adapter the head of the objective, and the chat template that the data were read with, if any."""
+    prepare_head(settings.chosen, adapter, model, rows, settings.seed)
+    if template is not None and isinstance(adapter, (LoRA, TrainedTensors)):
+        adapter.chat_template = template
 
 
 def metrics_of(result: Result | None, prefix: str = "") -> dict[str, float]:

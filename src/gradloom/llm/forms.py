@@ -11,20 +11,25 @@ class Form:
     """Samples of an objective: the keys of a line, and how its token sequences become rows.
 
     kind     "texts": texts, prompts with completions, or chats; "preferences": a prompt with a chosen and a rejected
-             completion; "judged": a prompt, a completion, and the label good or bad
+             completion; "judged": a prompt, a completion, and the label good or bad; "labelled": a text, a prompt with
+             its completion, or a chat, and a label
     parts    token sequences of a sample: 2 of preferences, chosen and rejected; of judged completions 1, or 2: the
              second one is the prompt with the completion of another sample; else 1
     prompts  labels at all places of a part, its prompt included
+    last     the last token of each part takes a place, too: its hidden state is read; there are no labels of tokens
+    labels   of labelled texts: "classes" (texts, whole numbers, or lists of them), "numbers", or "none" (not read)
     """
 
-    kind: Literal["texts", "preferences", "judged"]
+    kind: Literal["texts", "preferences", "judged", "labelled"]
     parts: int = 1
     prompts: bool = False
+    last: bool = False
+    labels: Literal["classes", "numbers", "none"] = "none"
 
     @property
     def numbers(self) -> int:
         """Numbers that each sample has at least: its label."""
-        return int(self.kind == "judged")
+        return int(self.kind in ("judged", "labelled"))
 
 
 TEXTS = Form("texts")

@@ -13,6 +13,8 @@ from .chat_forms import ALPACA, MESSAGES, PAIR, SYSTEM, is_sharegpt, messages_of
 from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, PAIR_OPTIONS, check_effective
 from .forms import TEXTS, Form
 from .json_rows import BadRow, JsonRows
+from .labelled import Labelled
+from .labels import Classes, Labels
 from .preferences import Judged, Preferences
 from .sample_lines import ChatLine, Keys, Line, Parts, keys_of, pair_of, prompt_of, text_of, turns_of, whole_text
 from .samples import Report, Samples, count_of
@@ -46,10 +48,12 @@ class JsonLines:
         skip_bad_lines: bool,
         asked: set[str],
         form: Form = TEXTS,
+        classes: Classes | None = None,
     ) -> None:
-        self.form = form
+        self.form, self.labels = form, Labels(form.labels, classes)
         self.rows, self.path, self.tokenizer = rows, rows.name, tokenizer
-        self.separator, self.as_chat, self.all, self.special = separator, as_chat, train_on_all, special
+        self.separator, self.as_chat, self.special = separator, as_chat, special
+        self.all = train_on_all or form.kind == "labelled"
         self.template = adapter_template if chat_template is None else chat_template
         self.through = ", through the adapter's chat template" * (self.template is not chat_template)
         self.skip_bad, self.asked = skip_bad_lines, asked
@@ -88,7 +92,10 @@ class JsonLines:
                 + (f"; {left_out}" if left_out else "")
             )
         starts = np.concatenate([[0], np.cumsum([len(t) for t in self.tokens])]).astype(np.int64)
-        values = np.array(self.values, np.float32) if self.values[0] else None
+        values = np.array(self.values, np.float32) if self.form.kind != "labelled" and self.values[0] else None
+        classes = None
+        if self.form.kind == "labelled":
+            values, classes = self.labels.arrays(self.values, self.path)
         if self.form.kind == "judged" and values is not None and (values == values[0]).all():
             label = "true" if values[0, 0] else "false"
             raise DataError(
@@ -98,7 +105,7 @@ class JsonLines:
         judged = self.form.kind == "judged"
         read = Samples(
             np.concatenate(self.tokens), np.concatenate(self.counted), starts, self.report, False,
-            1 if judged else self.form.parts, values,
+            1 if judged else self.form.parts, values, classes,
         )  # fmt: skip
         return read.with_other_completions() if judged and self.form.parts == 2 else read
 
@@ -122,9 +129,15 @@ class JsonLines:
         if self.form.kind == "texts":
             return self._decide_text(row, line, keys)
         report, where, first = self.report, self.rows.where(line), f"{self.rows.unit} {line}"
-        kind = Preferences if self.form.kind == "preferences" else Judged
-        reader = kind(row, where, first, keys, self.separator, self.as_chat, self.asked)
+        given = row, where, first, keys, self.separator, self.as_chat, self.asked
+        reader: Preferences | Judged | Labelled
+        if self.form.kind == "labelled":
+            reader = Labelled(*given, self.labels)
+        else:
+            reader = (Preferences if self.form.kind == "preferences" else Judged)(*given)
         report.kind, report.counts = reader.kind, reader.counts
+        if self.form.last:
+            report.counts = f"the last token of each {'text' if self.form.parts == 1 else 'side'}"
         if reader.chats:
             self._load_template()
         report.keys = tuple(k for k in reader.used if k in row)
@@ -285,16 +298,17 @@ class JsonLines:
         return tokens, counted | self.all
 
     def _keep(self, parts: list[_Encoded], values: tuple[float, ...]) -> None:
-        for _, counted in parts:
-            counted[:1] = False  # nothing comes before it
-        if any(tokens.size < 2 for tokens, _ in parts):
-            self.report.skip("too short: nothing to predict")
+        if not self.form.last:
+            for _, counted in parts:
+                counted[:1] = False  # nothing comes before it
+        if any(tokens.size < 2 - self.form.last for tokens, _ in parts):
+            self.report.skip("empty" if self.form.last else "too short: nothing to predict")
             return
         if not all(counted.any() for _, counted in parts):
             self.report.skip("no token that counts")
             return
-        for tokens, counted in parts:  # tokens after the last one that counts are not needed
-            end = int(np.flatnonzero(counted)[-1]) + 1
+        for tokens, counted in parts:  # tokens after the last one that counts are not predicted
+            end = len(counted) if self.form.last else int(np.flatnonzero(counted)[-1]) + 1
             self.tokens.append(tokens[:end])
             self.counted.append(counted[:end])
         self.values.append(values)

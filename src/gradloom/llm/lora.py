@@ -30,6 +30,7 @@ from ..graph.scope import scope
 from ..graph.stored import Stored, copies
 from ..graph.value import Value
 from .family import ALL_MODULES, END_MODULES
+from .headed import Headed
 from .model import model_of
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _forms(name: str) -> tuple[str, ...]:
     return (name, stem, name.split(".", 2)[2], short) if stem.startswith("blk.") else (name, stem)
 
 
-class LoRA(KeywordHints, AttributeHints):
+class LoRA(Headed, KeywordHints, AttributeHints):
     """An adapter: two trained matrices of low rank for each target; the model itself is frozen.
 
     rank     r; alpha: the scale's numerator (by default 2 * rank)
@@ -98,7 +99,7 @@ class LoRA(KeywordHints, AttributeHints):
 
     The arrays are created for one model, when it is first trained or used with the adapter. chat_template: the template
     that finetune used instead of the model's own, or None; it is saved with the adapter, and merge and Conversation use
-    it.
+    it. head: of an objective that learns from the hidden state of the last token (reward), or None.
     """
 
     def __init__(
@@ -147,6 +148,8 @@ class LoRA(KeywordHints, AttributeHints):
             arrays = ((f"{name}.lora_a", a), (f"{name}.lora_b", b))
             adapter._set(name, *(Stored(at, array, "f32", "trained") for at, array in arrays))
         adapter.bind(model)
+        if loaded.head is not None:
+            adapter.add_head(loaded.head.head, model, adapter.seed, loaded.head.weight)
         return adapter
 
     def save(self, path: str | os.PathLike[str], model: Model | None = None) -> None:
@@ -181,7 +184,8 @@ class LoRA(KeywordHints, AttributeHints):
         texts = {"general.name": f"LoRA for {model.config.name or os.path.basename(model.path)}"}
         if self.chat_template is not None:
             texts[CHAT_TEMPLATE] = self.chat_template
-        return AdapterArrays(model.config.architecture, self.file_alpha, pairs, self.rslora, texts)
+        head = self.head_arrays()
+        return AdapterArrays(model.config.architecture, self.file_alpha, pairs, self.rslora, texts, head)
 
     @property
     def scale(self) -> float:
@@ -204,6 +208,7 @@ class LoRA(KeywordHints, AttributeHints):
         with locks.building:
             if self._model is model:
                 return
+            self.check_head(model)
             if self.a:
                 self._check_fits(model)
             else:
@@ -217,13 +222,14 @@ class LoRA(KeywordHints, AttributeHints):
         targets = self.targets
         if tuple(targets) == ATTENTION and model.config.fused_qkv:
             targets = ("attn_qkv", "attn_output")
-        return choose_tensors(adaptable(model), targets, block_linears(model), "targets")
+        return choose_tensors(without_output(adaptable(model), self), targets, block_linears(model), "targets")
 
     def trained_bytes(self, model: Model) -> int:
         """Bytes of the arrays, also before they are created. Raises SettingError for unknown targets."""
         if self.a:
             return 4 * self.parameter_count
-        return 4 * self.rank * sum(sum(model.weights[name].shape) for name in self.choose(model))
+        head = sum(p.size for p in self.head_parameters().values())
+        return 4 * (self.rank * sum(sum(model.weights[name].shape) for name in self.choose(model)) + head)
 
     def _draw(self, name: str, shape: tuple[int, ...]) -> None:
         n_out, n_in = shape
@@ -269,7 +275,7 @@ class LoRA(KeywordHints, AttributeHints):
     # ---- the forward pass ----------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, Parameter]:
-        return {p.stored.name: p for name in self.a for p in (self.a[name], self.b[name])}
+        return {p.stored.name: p for name in self.a for p in (self.a[name], self.b[name])} | self.head_parameters()
 
     def weight(self, name: str) -> Parameter | None:
         return None
@@ -302,13 +308,14 @@ class LoRA(KeywordHints, AttributeHints):
         return f"LoRA(rank {self.rank}, alpha {self.alpha:g}, targets {self.targets}{bound})"
 
 
-class TrainedTensors:
+class TrainedTensors(Headed):
     """Trains the model's own tensors, as f32 copies of the mapped ones.
 
     tensors      names, short names or patterns; "all" for the whole model
     train_dtype  "f32" permits quantised and half-precision tensors, whose copies are then f32
 
     chat_template: the template that finetune used instead of the model's own, or None; `save` writes it.
+    head: see LoRA.
     """
 
     def __init__(self, tensors: str | Sequence[str] = "all", train_dtype: str | None = None) -> None:
@@ -322,6 +329,7 @@ class TrainedTensors:
     def choose(self, model: Model) -> list[str]:
         """The tensors of this model that train. Raises DTypeError if they require train_dtype."""
         names = [n for n in model.weights if not n.startswith("rope_")]  # which are constants of the rotation
+        names = without_output(names, self)
         chosen = choose_tensors(names, self.tensors, names, "tensors")
         if self.train_dtype is None:
             for name in chosen:
@@ -335,7 +343,8 @@ class TrainedTensors:
 
     def trained_bytes(self, model: Model) -> int:
         """Bytes of the copies, also before they are created. Raises the errors of `choose`."""
-        return 4 * sum(math.prod(model.weights[name].shape) for name in self.choose(model))
+        head = sum(p.size for p in self.head_parameters().values())
+        return 4 * (sum(math.prod(model.weights[name].shape) for name in self.choose(model)) + head)
 
     def check_file(self, model: Model) -> None:
         """Raise FileError for a Hugging Face folder that `save` cannot write as a GGUF file; warn of properties that
@@ -352,6 +361,7 @@ class TrainedTensors:
         with locks.building:
             if self._model is model:
                 return
+            self.check_head(model)
             if self._model is not None:
                 raise SettingError(f"trained tensors belong to {self._model.path}; use that model")
             for name in self.choose(model):
@@ -367,6 +377,7 @@ class TrainedTensors:
         from ..files import need_finite, write_gguf
         from ..files.gguf_fields import field
         from .adapter_arrays import CHAT_TEMPLATE
+        from .head import head_fields, without_head
         from .hf_export import GgufView, as_pieces
         from .hf_folder import HFFolder
 
@@ -379,13 +390,14 @@ class TrainedTensors:
         trained = {name: parameter.stored.read() for name, parameter in self.arrays.items()}
         refuse_input(path, self._model.path)
         need_finite(path, trained)
+        head = head_fields(self.head_arrays(), path)
         if isinstance(file, HFFolder):
             file = GgufView(file)
             trained = {name: file.ordered(name, array) for name, array in trained.items()}
         template = {} if self.chat_template is None else {CHAT_TEMPLATE: field("string", self.chat_template)}
         write_gguf(
             path,
-            file.fields | template,
+            (without_head(file.fields) if head else file.fields) | template | head,
             {
                 name: trained[name]
                 if name in trained
@@ -396,7 +408,7 @@ class TrainedTensors:
         )
 
     def parameters(self) -> dict[str, Parameter]:
-        return dict(self.arrays)
+        return dict(self.arrays) | self.head_parameters()
 
     def weight(self, name: str) -> Parameter | None:
         return self.arrays.get(name)
@@ -409,7 +421,7 @@ class TrainedTensors:
 
     @property
     def parameter_count(self) -> int:
-        return sum(p.size for p in self.arrays.values())
+        return sum(p.size for p in self.parameters().values())
 
 
 def _copied(model: Model, name: str) -> Stored:
@@ -429,6 +441,11 @@ def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:
         folder = target if names_folder(target) else target.parent
         return [folder / PEFT_WEIGHTS, folder / PEFT_CONFIG]
     raise SettingError(f"{path}: must be FILE.gguf (an adapter for llama.cpp) or a folder (for PEFT)")
+
+
+def without_output(names: Sequence[str], adapter: Headed) -> list[str]:
+    """The names without the output's matrix, where a head takes its place."""
+    return [name for name in names if adapter.head is None or name != "output.weight"]
 
 
 def block_linears(model: Model) -> list[str]:

@@ -28,6 +28,7 @@ from ..files.gguf_types import FILE_TYPE_NAMES, KINDS, NO_WEIGHTS, first_not_fin
 from ..run import dequantize
 from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
 from .adapter_files import files_given, read_adapter
+from .head import head_fields, without_head
 from .hf_export import GgufView, as_pieces
 from .hf_folder import HFFolder
 from .hf_write import write_merged
@@ -69,7 +70,8 @@ def merge(
 
     Weights are decoded with the bits of the gguf package; sums are computed in f64 and rounded once to f32, then to the
     type by that package. Unchanged tensors of the same type are copied byte for byte, and so is metadata, except for
-    general.file_type and the chat template, which is the adapter's if it was trained with another one (with a note).
+    general.file_type, the chat template, which is the adapter's if it was trained with another one (with a note), and
+    the adapter's head, if it has one.
     The model is a GGUF file, or a Hugging Face folder, which is converted (hf_export.py). The adapter is a .gguf file
     or PEFT's folder. `progress` is called before each tensor is converted, with its name
     and the share that is done.
@@ -126,6 +128,8 @@ def merge(
         if base.metadata.get(CHAT_TEMPLATE) not in (None, "", adapter.chat_template):
             notes.append("the chat template of the adapter replaces the model's own")
         fields[CHAT_TEMPLATE] = gguf_field("string", adapter.chat_template)
+    if adapter.head is not None:
+        fields = without_head(fields) | head_fields(adapter.head, adapter_path)
     base.check()
     refuse_input(out_path, *read)
     size = write_gguf(out_path, fields, tensors, finite=True)
@@ -146,6 +150,8 @@ def _merged_folder(
     if kind not in (None, "f32", "f16", "bf16"):
         raise SettingError(setting="type", seen=kind, need="f32, f16 or bf16 for a folder", place="merge")
     adapter = read_adapter(adapter_path, base)
+    if adapter.head is not None:
+        raise SettingError(f"{out_path}: a folder cannot hold the adapter's head; need FILE.gguf", setting="out")
     base.check()
     with new_folder(out_path):
         size, kinds = write_merged(base, adapter, out_path, kind)

@@ -29,6 +29,7 @@ from ..run.backend import backend
 from . import families
 from .config import Config, Keys, Rope, read_config
 from .gpu_layers import GpuLayers, at
+from .head import HeadArrays, read_head
 from .hf_folder import HFFolder
 from .net import Caches, ForwardAdapter, Net
 
@@ -209,6 +210,15 @@ class Model(AttributeHints):
     def tokenizer_bytes(self) -> int:
         """Memory of the tokenizer, with the words that it remembers."""
         return TOKENIZER_BYTES + TOKEN_BYTES * self.config.vocab_size
+
+    @property
+    def classifier(self) -> HeadArrays | None:
+        """The head that a training of the whole model saved with it, or None. Raises FileError for a damaged one."""
+        head = read_head(self.file.metadata, self.path)
+        if head is not None and head.weight.shape[1] != self.config.width:
+            width = head.weight.shape[1]
+            raise FileError(f"{self.path}: its head has rows of {width} numbers; need {self.config.width}")
+        return head
 
     @functools.cached_property
     def tokenizer(self) -> Any:

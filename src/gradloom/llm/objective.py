@@ -135,6 +135,10 @@ class Objective:
         missing = self._label_columns(0) - 1
         return x, np.pad(rows.values, ((0, 0), (0, 0), (0, missing)))
 
+    def fitted(self, rows: Rows) -> Objective:
+        """The same with settings that depend on the training rows as numbers, for other rows."""
+        return self
+
     def shapes(self, context: int, samples: int, numbers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of a row of x and of its labels."""
         return (4, self.form.parts * context), (samples, self._label_columns(numbers))
@@ -166,7 +170,7 @@ class Objective:
         """(sum, weight) of the loss of a batch."""
         with at(forward.layers and forward.layers.end):
             parts = self.parts_of(outputs, labels)._replace(totals=totals)
-            return _summed(self.loss(parts), parts.present)
+            return summed(self.loss(parts), parts.present)
 
     def measures(self, forward: Forward, train: bool) -> dict[str, Metric]:
         """The metrics; train: measured in training, too."""
@@ -222,10 +226,10 @@ class _Number:
             parts = self.objective.parts_of(outputs, labels)
             found = self.objective.metrics(parts)[self.name]
             values, weights = found if isinstance(found, tuple) else (found, 1.0)
-            return _summed(values * weights, parts.present * weights)
+            return summed(values * weights, parts.present * weights)
 
 
-def _summed(values: Value, present: Value) -> tuple[Value, Value]:
+def summed(values: Value, present: Value) -> tuple[Value, Value]:
     """(sum, weight) of the values [rows, K] of samples."""
     return ops.sum(ops.where(ops.equal(present, 0.0), 0.0, values)), ops.sum(present)
 

@@ -9,6 +9,7 @@ import numpy as np
 from ..base.arguments import as_bool
 from ..base.errors import DataError, SettingError
 from ..data.dataset import IGNORED
+from .labels import Classes
 from .samples import Report, Samples, count_of
 
 
@@ -22,7 +23,7 @@ class TokenData:
 
     Of preferences and judged completions (else None), with K, the most samples of any row:
     parts      i32 [rows, L]: where the prediction counts the number of the part in its row, from 0: sample * parts +
-               side; at the other places of part p -2 - p; -1 in padding
+               side; at the other places of part p -2 - p; -1 in padding. Of forms with `last` the last token counts
     values     f32 [rows, K, 1 + V]: 1 for a sample and 0 beyond the last of a row, then the numbers of the sample
     samples    i32 [rows, K]: the index of the sample in the packed Samples, -1 beyond the last of a row
     """
@@ -34,12 +35,13 @@ class TokenData:
     parts: np.ndarray | None = None
     values: np.ndarray | None = None
     samples: np.ndarray | None = None
+    classes: Classes | None = None  # of labelled texts
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-def pack(samples: Samples, context: int, packing: bool = True, prompts: bool = False) -> TokenData:
+def pack(samples: Samples, context: int, packing: bool = True, prompts: bool = False, last: bool = False) -> TokenData:
     """Rows of `context` tokens, or of parts * context for samples of several parts.
 
     A sample of n tokens takes n - 1 places: its last token is a label only. Samples are placed from the longest to the
@@ -50,21 +52,25 @@ def pack(samples: Samples, context: int, packing: bool = True, prompts: bool = F
     The parts of a sample follow one another in one row; each is truncated to the context, and the sample is skipped if
     one of them has no token left that counts. Samples are placed by the sum of their places. prompts=True, of
     preferences and judged completions: labels at all places of a part, its prompt included; TokenData.parts has those
-    that count.
+    that count. last=True, of the same: a part of n tokens takes n places, its last token too, and there are no labels.
 
     Raises DataError if nothing to train on is left, or a text is shorter than the context; SettingError for values that
-    are not Samples, for packing=False with one long text, and for prompts=True with texts or chats.
+    are not Samples, for packing=False with one long text, and for prompts=True or last=True with texts or chats.
     """
     if not isinstance(samples, Samples):
         raise SettingError(f"pack: samples is a {type(samples).__name__}; need Samples (gl.llm.read_samples)")
     packing, prompts = as_bool("packing", packing, "pack"), as_bool("prompts", prompts, "pack")
-    if prompts and samples.parts == 1 and samples.values is None:
-        raise SettingError("pack: prompts=True requires preferences or judged completions; leave it out")
+    last = as_bool("last", last, "pack")
+    if (prompts or last) and samples.parts == 1 and samples.values is None:
+        name = "prompts" if prompts else "last"
+        raise SettingError(f"pack: {name}=True requires samples of several parts or with numbers; leave it out")
+    if prompts and last:
+        raise SettingError("pack: {prompts} and {last} are mutually exclusive", prompts=True, last=True)
     if samples.stream and not packing:
         raise SettingError("pack: packing=False with one long text, whose windows hold nothing else; leave it out")
     if isinstance(context, bool) or not isinstance(context, (int, np.integer)) or context < 1:
         raise SettingError(setting="context", seen=context, need="a whole number of at least 1")
-    return _windows(samples, int(context)) if samples.stream else _packed(samples, int(context), packing, prompts)
+    return _windows(samples, int(context)) if samples.stream else _packed(samples, int(context), packing, prompts, last)
 
 
 def _windows(samples: Samples, context: int) -> TokenData:
@@ -89,13 +95,13 @@ def _windows(samples: Samples, context: int) -> TokenData:
     return TokenData(tokens.reshape(shape), positions.reshape(shape), labels.reshape(shape), report)
 
 
-def _packed(samples: Samples, context: int, packing: bool, prompts: bool) -> TokenData:
+def _packed(samples: Samples, context: int, packing: bool, prompts: bool, last: bool) -> TokenData:
     report = replace(samples.report, context=context, skipped=dict(samples.report.skipped))
     count, length = samples.parts, samples.parts * context
     is_plain = count == 1 and samples.values is None
-    sizes = np.diff(samples.starts) - 1  # places of each part
+    sizes = np.diff(samples.starts) - (not last)  # places of each part
     fits = np.minimum(sizes, context)
-    which = _kept(samples, sizes, fits, is_plain, report)
+    which = _kept(samples, sizes, fits, is_plain, last, report)
     if not which.size:
         raise DataError(
             f"{report.path}: no sample has a token to learn within {context} tokens; need a longer context, or shorter"
@@ -116,14 +122,17 @@ def _packed(samples: Samples, context: int, packing: bool, prompts: bool) -> Tok
             place, after = slice(at, at + size), slice(begin + 1, begin + size + 1)
             tokens[r, place] = samples.tokens[begin : begin + size]
             positions[r, place] = ramp[:size]
-            counted, following = samples.counted[after], samples.tokens[after]
-            labels[r, place] = following if prompts else np.where(counted, following, IGNORED)
-            if parts is not None:
-                part = n * count + side
-                parts[r, place] = np.where(counted, part, -2 - part)
+            part = n * count + side
+            if last and parts is not None:
+                parts[r, place], parts[r, at + size - 1] = -2 - part, part
+            else:
+                counted, following = samples.counted[after], samples.tokens[after]
+                labels[r, place] = following if prompts else np.where(counted, following, IGNORED)
+                if parts is not None:
+                    parts[r, place] = np.where(counted, part, -2 - part)
             at += size
     report.rows, report.samples = rows, which.size
-    report.tokens = int(places.sum()) + which.size * count
+    report.tokens = int(places.sum()) + which.size * count * (not last)
     report.counted = int((labels != IGNORED).sum() if parts is None else (parts >= 0).sum())
     report.padding = 1 - int(places.sum()) / (rows * length)
     if parts is None:
@@ -135,14 +144,17 @@ def _packed(samples: Samples, context: int, packing: bool, prompts: bool) -> Tok
         values[row, number, 1:] = samples.values[which]
     index = np.full(values.shape[:2], -1, np.int32)
     index[row, number] = which
-    return TokenData(tokens, positions, labels, report, parts, values, index)
+    return TokenData(tokens, positions, labels, report, parts, values, index, samples.classes)
 
 
-def _kept(samples: Samples, sizes: np.ndarray, fits: np.ndarray, is_plain: bool, report: Report) -> np.ndarray:
+def _kept(
+    samples: Samples, sizes: np.ndarray, fits: np.ndarray, is_plain: bool, last: bool, report: Report
+) -> np.ndarray:
     """The samples that have tokens to learn within the context; those that are cut or skipped are reported."""
     count = samples.parts
     total = np.concatenate([[0], np.cumsum(samples.counted, dtype=np.int64)])
-    counted = total[samples.starts[:-1] + fits + 1] - total[samples.starts[:-1]]  # of each part, within the context
+    ends = samples.starts[:-1] + fits + (not last)
+    counted = total[ends] - total[samples.starts[:-1]]  # of each part, within the context
     is_cut = (sizes > fits).reshape(-1, count).any(1)
     keep = (counted.reshape(-1, count) > 0).all(1)
     if is_plain:

@@ -35,6 +35,7 @@ from .objective import Objective
 from .planned_job import memory_of, planned
 from .room import within
 from .rows import CONTEXT, Rows, read_rows
+from .scored import with_head
 from .tuning import Settings, Sizes, Tuning, TuningJob, split_arguments
 
 if TYPE_CHECKING:
@@ -78,10 +79,11 @@ def plan(
     trained = asked.adapter(adapter_of(adapter, model, "finetune"))
     if data is not None:
         rows = read_rows(
-            model, data, asked.context, asked.val_split, asked.seed, val, form=asked.chosen.form,
+            model, data, asked.context, asked.val_split, asked.seed, val, trained, form=asked.chosen.form,
             **data_arguments(data_options),
         )  # fmt: skip
         sizes = sizes_of(rows, asked.chosen, eval_rows)
+        trained = with_head(asked.chosen, trained, model, rows)
     else:
         for name, given in {"val": val, "eval_rows": eval_rows, **(data_options or {})}.items():
             if given is not None:
@@ -90,6 +92,7 @@ def plan(
         context = _context(asked, model)
         numbers = asked.chosen.form.numbers
         sizes = Sizes(2 * asked.batch_size - 1, 0, 0, context, 1, numbers)  # a batch, and one that is not full
+        trained = with_head(asked.chosen, trained, model, None)
         row, _ = asked.chosen.shapes(context, 1, numbers)
         if not addressable((sizes.rows, *row), 4):
             text = f"{{batch_size}}: rows of {row[-1]} tokens take 2^63 bytes or more; use a smaller one"

@@ -8,7 +8,6 @@ Prompts and completions are texts, or lists of messages.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -25,7 +24,20 @@ from .data_options import (
     check_effective,
 )
 from .json_rows import BadRow
-from .sample_lines import ChatLine, Keys, Line, Parts, keys_of, name_of, pair_of, prompt_of, text_of, turns_of, value_of
+from .sample_lines import (
+    ChatLine,
+    Keys,
+    Line,
+    Parts,
+    keys_of,
+    name_of,
+    number_of,
+    pair_of,
+    prompt_of,
+    text_of,
+    turns_of,
+    value_of,
+)
 
 CHOSEN, REJECTED, LABEL, MARGIN = "chosen", "rejected", "label", "margin"  # keys of a line
 
@@ -69,13 +81,13 @@ class Preferences:
         for key, there in ((MARGIN, self.has_margin), *((key, bool(self.prompts)) for key in self.possible)):
             if key in row and not there:
                 raise BadRow(f"has {key}, which {self.first} does not have; need it in all lines or in none")
-        values = (_number(row, MARGIN, self.first),) if self.has_margin else ()
+        values = (number_of(row, MARGIN, self.first),) if self.has_margin else ()
         sequences = self._chats(row) if self.are_messages else self._texts(row)
         return None if sequences is None else Line(cast("list[Parts | ChatLine]", sequences), values)
 
     def _texts(self, row: dict[str, Any]) -> list[Parts] | list[ChatLine] | None:
         prompt = prompt_of(row, self.prompts, self.first) if self.prompts else ""
-        chosen, rejected = (_completion(row, key, self.first) for key in self.sides)
+        chosen, rejected = (completion_of(row, key, self.first) for key in self.sides)
         if chosen == rejected:
             return None
         if not self.prompts:
@@ -88,7 +100,7 @@ class Preferences:
     def _chats(self, row: dict[str, Any]) -> list[ChatLine] | None:
         prompt = _prompt_messages(row, self.prompts, self.first)
         is_text = isinstance(prompt, str)
-        sides = [_messages(row, key, self.first, bool(is_text)) for key in self.sides]
+        sides = [messages_of(row, key, self.first, bool(is_text)) for key in self.sides]
         if sides[0] == sides[1]:
             return None
         if isinstance(prompt, str):  # each side is the complete conversation
@@ -152,7 +164,7 @@ class Judged:
         """A sample. Raises BadRow for a line that is none."""
         values = (_label(row, self.label, self.first),)
         if self.is_chat:
-            chat = _messages(row, self.messages, self.first, True)
+            chat = messages_of(row, self.messages, self.first, True)
             roles = [_role(message) for message in chat]
             start = len(roles) - roles[::-1].index("user") if "user" in roles else 0
             _check_reply(chat[start:], self.messages, " after the last turn of the user" * bool(start))
@@ -161,12 +173,12 @@ class Judged:
             prompt = _prompt_messages(row, self.prompts, self.first)
             if isinstance(prompt, str):
                 raise BadRow(f"{self.prompts[0]} is a text and {self.completion} a list; need two lists of messages")
-            reply = _messages(row, self.completion, self.first)
+            reply = messages_of(row, self.completion, self.first)
             reply = reply[len(prompt) :] if _begins(reply, prompt) else reply
             _check_reply(reply, self.completion)
             return Line([ChatLine([*prompt, *reply], row.get("tools"), len(prompt))], values)
         text = prompt_of(row, self.prompts, self.first)
-        completion = _completion(row, self.completion, self.first)
+        completion = completion_of(row, self.completion, self.first)
         return Line([turns_of(text, completion) if self.as_chat else pair_of(text, completion, self.separator)], values)
 
 
@@ -208,14 +220,14 @@ def _are_messages(row: dict[str, Any], key: str) -> bool:
     return False
 
 
-def _completion(row: dict[str, Any], key: str, first: str) -> str:
+def completion_of(row: dict[str, Any], key: str, first: str) -> str:
     text = text_of(row, key, first)
     if not text:
         raise BadRow(f"{key} is empty; need a completion")
     return text
 
 
-def _messages(row: dict[str, Any], key: str, first: str, with_system: bool = False) -> _Messages:
+def messages_of(row: dict[str, Any], key: str, first: str, with_system: bool = False) -> _Messages:
     """The messages under a key; with_system: after the text under "system" of ShareGPT's format, if any."""
     messages = value_of(row, key, first)
     if not isinstance(messages, (list, tuple)):
@@ -233,7 +245,7 @@ def _messages(row: dict[str, Any], key: str, first: str, with_system: bool = Fal
 def _prompt_messages(row: dict[str, Any], keys: list[str], first: str) -> str | _Messages:
     """The messages of a prompt, or its text; "" without keys."""
     if len(keys) == 1 and isinstance(row.get(keys[0]), (list, tuple)):
-        return _messages(row, keys[0], first, True)
+        return messages_of(row, keys[0], first, True)
     return prompt_of(row, keys, first) if keys else ""
 
 
@@ -266,17 +278,3 @@ def _label(row: dict[str, Any], key: str, first: str) -> float:
         return float(label)
     seen = f"{label!r:.60}" if isinstance(label, (int, float, str)) else name_of(label)
     raise BadRow(f"{key} is {seen}; need true or false")
-
-
-def _number(row: dict[str, Any], key: str, first: str) -> float:
-    """A number that is finite as f32."""
-    number = value_of(row, key, first)
-    if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
-        raise BadRow(f"{key} is a {name_of(number)}; need a number")
-    try:
-        value = float(number)
-    except OverflowError:
-        value = math.inf
-    if not abs(value) <= float(np.finfo(np.float32).max):
-        raise BadRow(f"{key} is {value!r}; need a finite number")
-    return value

@@ -122,7 +122,10 @@ def _alternatives(job: TuningJob) -> Iterator[tuple[str, str, list[tuple[object,
     if contexts:
         yield "a shorter context", "context", [(context, job.with_context(context)) for context in contexts]
     if isinstance(job.adapter, TrainedTensors):
-        yield "method lora", "method", [("lora", replace(job, adapter=LoRA()))]
+        lora = LoRA()
+        if job.adapter.head is not None:
+            lora.add_head(job.adapter.head, job.model, 0)
+        yield "method lora", "method", [("lora", replace(job, adapter=lora))]
     else:
         held = sum(weight.bytes for weight in job.model.weights.values())
         for kind in KINDS:

@@ -15,6 +15,7 @@ from ..data.dataset import IGNORED, split_rows
 from .data_files import data_files
 from .forms import TEXTS, Form
 from .json_rows import is_samples
+from .labels import Classes
 from .model import Model
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Rows:
     parts: np.ndarray | None = None
     values: np.ndarray | None = None
     samples: np.ndarray | None = None
+    classes: Classes | None = None  # of labelled texts
 
     @property
     def report(self) -> str:
@@ -100,10 +102,11 @@ def read_rows(
                 f"{{val_split}} cannot be combined with {_shown(val)}; use one of them", val_split=val_split
             )
         options["adapter_template"] = getattr(adapter, "chat_template", None)
-        samples = read_samples(train, model.tokenizer, form=form, **options)
+        known = _classes_of(adapter, model, form)
+        samples = read_samples(train, model.tokenizer, form=form, classes=known, **options)
         length = context or min(CONTEXT, limit)
         if val is not None:
-            held_out = read_samples(val, model.tokenizer, form=form, **options)
+            held_out = read_samples(val, model.tokenizer, form=form, classes=samples.classes, **options)
             return _checked(model, _joined(*(_packed(part, length, form) for part in (samples, held_out))))
         share = _val_share(len(samples), val_split)
         if not samples.stream and share:
@@ -114,14 +117,24 @@ def read_rows(
         packed = data
     training, validation = split_rows(len(packed.tokens), _val_share(len(packed.tokens), val_split), seed)
     reports = (packed.report,) if hasattr(packed, "report") else ()
-    more = [getattr(packed, name, None) for name in _OF_PARTS]
+    more = [getattr(packed, name, None) for name in (*_OF_PARTS, "classes")]
     return _checked(model, Rows(packed.tokens, packed.positions, packed.labels, training, validation, reports, *more))
+
+
+def _classes_of(adapter: Adapter | None, model: Model, form: Form) -> Classes | None:
+    """The classes of a head whose training continues, or None."""
+    if form.kind != "labelled" or form.labels != "classes":
+        return None
+    head = getattr(adapter, "head", None)
+    if head is None and model.classifier is not None:
+        head = model.classifier.head
+    return None if head is None or not head.labels else Classes(head.labels, head.several)
 
 
 def _packed(samples: Samples, context: int, form: Form) -> TokenData:
     from .packing import pack
 
-    return pack(samples, context, prompts=form.prompts)
+    return pack(samples, context, prompts=form.prompts, last=form.last)
 
 
 def _shown(path: Any) -> str:
@@ -164,7 +177,11 @@ def check_form(data: Any, form: Form) -> None:
     if any(not isinstance(array, np.ndarray) for array in arrays):
         names = [name for name, array in zip(_OF_PARTS, arrays, strict=True) if not isinstance(array, np.ndarray)]
         raise DataError(f"{what} without {', '.join(names)}; {need}")
-    width = {"judged": (2,), "preferences": (1, 2)}[form.kind]
+    classes = getattr(data, "classes", None)
+    if form.labels == "classes" and (not isinstance(classes, Classes) or len(classes.names) < 2):
+        raise DataError(f"{what} without the names of two classes or more; need classes (gl.llm.pack)")
+    several = len(classes.names) if form.labels == "classes" and classes is not None and classes.several else 1
+    width = {"judged": (2,), "preferences": (1, 2), "labelled": (1 + several,)}[form.kind]
     shapes_fit = parts.shape == shape and samples.ndim == 2 and values.ndim == 3
     shapes_fit = shapes_fit and values.shape[:2] == samples.shape and len(samples) == shape[0]
     kinds_fit = parts.dtype.kind in "iu" and samples.dtype.kind in "iu" and values.dtype.kind == "f"
@@ -175,8 +192,20 @@ def check_form(data: Any, form: Form) -> None:
     there = values[:, :, 0]
     if not np.isfinite(values).all() or not np.isin(there, (0, 1)).all() or ((there == 1) != (samples >= 0)).any():
         raise DataError(f"{what}: values are not finite, or mark other samples than those with a number; {need}")
-    if (parts >= limit).any() or (parts < -1 - limit).any() or ((parts >= 0) & (data.labels == IGNORED)).any():
+    unlabelled = not form.last and ((parts >= 0) & (data.labels == IGNORED)).any()
+    if (parts >= limit).any() or (parts < -1 - limit).any() or unlabelled:
         raise DataError(f"{what}: parts outside of 0..{limit - 1}, or a part that counts without a label; {need}")
+    row, place = np.nonzero(parts >= 0)
+    counted = np.bincount(row * limit + parts[row, place], minlength=shape[0] * limit).reshape(shape[0], limit)
+    wanted = np.repeat(there, form.parts, axis=1)
+    if form.last and (counted != wanted).any():
+        raise DataError(f"{what}: need exactly one place that counts in each part, its last token (pack, last=True)")
+    if ((counted > 0) != (wanted == 1)).any():
+        raise DataError(
+            f"{what}: a sample has not {form.parts} parts with tokens that count; need {form} (read_samples)"
+        )
+    if form.prompts and ((parts < -1) & (data.labels == IGNORED)).any():
+        raise DataError(f"{what}: prompts have no labels; need those of pack(..., prompts=True)")
 
 
 def _joined(train: TokenData, val: TokenData) -> Rows:
@@ -196,6 +225,7 @@ def _joined(train: TokenData, val: TokenData) -> Rows:
             np.concatenate([_padded(one, most, 0) for one in (train.values, val.values)]),
             np.concatenate([_padded(one, most, -1) for one in (train.samples, after)]),
         ]
+    more.append(train.classes)
     return Rows(
         np.concatenate((train.tokens, val.tokens)),
         np.concatenate((train.positions, val.positions)),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from .json_rows import JSON_NAMES, BadRow
 
@@ -89,3 +92,17 @@ def pair_of(prompt: str, completion: str, separator: str) -> Parts:
 def turns_of(prompt: str, completion: str) -> ChatLine:
     """A prompt and its completion as a chat of two turns."""
     return ChatLine([{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}], None, 1)
+
+
+def number_of(row: dict[str, Any], key: str, first: str) -> float:
+    """A number that is finite as f32."""
+    number = value_of(row, key, first)
+    if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
+        raise BadRow(f"{key} is a {name_of(number)}; need a number")
+    try:
+        value = float(number)
+    except OverflowError:
+        value = math.inf
+    if not abs(value) <= float(np.finfo(np.float32).max):
+        raise BadRow(f"{key} is {value!r}; need a finite number")
+    return value

@@ -10,6 +10,7 @@ import numpy as np
 from ..base.errors import DataError
 from ..base.terminal import in_one_line
 from ..data.dataset import split_rows
+from .labels import Classes
 
 
 @dataclass
@@ -80,7 +81,9 @@ class Samples:
     starts   i64 [samples * parts + 1]: the start of each part, and the end
     stream   True for one long text, which pack cuts into windows
     parts    token sequences of a sample: 2 of preferences, chosen and rejected
-    values   f32 [samples, V], numbers of each sample: its margin; of judged completions 1 (good) or 0 (bad); or None
+    values   f32 [samples, V], numbers of each sample: its margin; of judged completions 1 (good) or 0 (bad); of
+             labelled texts the number of its class, 1 for each class that it has, or its number; or None
+    classes  names of the classes of labelled texts, or None
     report   counts of the file
     """
 
@@ -93,7 +96,9 @@ class Samples:
         stream: bool = False,
         parts: int = 1,
         values: np.ndarray | None = None,
+        classes: Classes | None = None,
     ) -> None:
+        self.classes = classes
         self.tokens, self.counted, self.starts = tokens, counted, starts
         self.stream, self.parts, self.values = stream, parts, values
         self.report = replace(
@@ -149,7 +154,8 @@ class Samples:
         starts = np.concatenate([[0], np.cumsum(sizes[of_part])]).astype(np.int64)
         of_token = np.repeat(of_part, sizes)
         values = None if self.values is None else self.values[picked]
-        return Samples(self.tokens[of_token], self.counted[of_token], starts, report, False, self.parts, values)
+        tokens, counted = self.tokens[of_token], self.counted[of_token]
+        return Samples(tokens, counted, starts, report, False, self.parts, values, self.classes)
 
 
 def count_of(count: int, what: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..base.memory import show_bytes
+from .head import HEAD
 
 if TYPE_CHECKING:
     from .model import Adapter, Model
@@ -23,6 +24,8 @@ def training_table(model: Model, adapter: Adapter) -> str:
         groups.setdefault(row, []).append(layer)
     rows = [("tensor", "shape", "type", "layers", "trains")]
     rows += [(name, shape, kind, _ranges(layers), state) for (name, shape, kind, state), layers in groups.items()]
+    if (head := trained.get(HEAD)) is not None:
+        rows.append(("head", "x".join(map(str, head.shape)), "f32", "", "yes"))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
     count, size = sum(p.size for p in trained.values()), sum(p.bytes for p in trained.values())

@@ -158,7 +158,8 @@ class _Verifier:
         self.program = self.rewritten()
         self.numbers = {"position": 0, **random_settings(run.settings.seed, 1), "keep": 0.0} | run.optimizer.at(0, 0)
         plan = step.run.plan if device == "cpu" else plan_for(backend(device, chosen), self.program, chosen)
-        counted = int((run.data.labels[run.first_order()[: run.batch_size]] >= 0).sum())
+        counting = run.data.labels if run.data.parts is None else run.data.parts
+        counted = int((counting[run.first_order()[: run.batch_size]] >= 0).sum())
         self.result = Verification(counted, len(plan.order.steps), int(plan.peak_bytes), int(plan.unshared_bytes))
         self.held = {s: s.read().copy() for s in step.run.writes}
         for stored, array in self.held.items():

@@ -35,15 +35,20 @@ class Cpo(Objective):
 
     def loss(self, parts: Parts) -> Value:
         pairs, tokens = parts.totals
-        logps = parts.logps
+        logps = self._compared(parts)
         difference = logps[:, :, CHOSEN] - logps[:, :, REJECTED]
-        learned = -logps[:, :, CHOSEN] * (pairs / tokens)
+        learned = -parts.logps[:, :, CHOSEN] * (pairs / tokens)
         return preference_loss(self.loss_type, difference, self.beta, self.label_smoothing) + self.nll_weight * learned
 
     def metrics(self, parts: Parts) -> Mapping[str, Value | tuple[Value, Value]]:
         counts = parts.counts[:, :, CHOSEN]
         nll = -parts.logps[:, :, CHOSEN] / ops.maximum(counts, 1.0)
-        return reward_metrics(self.beta * parts.logps, parts.logps) | {"nll_loss": (nll, counts)}
+        logps = self._compared(parts)
+        return reward_metrics(self.beta * logps, logps) | {"nll_loss": (nll, counts)}
+
+    def _compared(self, parts: Parts) -> Value:
+        """Log-probabilities, of ipo per token."""
+        return parts.averages() if self.loss_type == "ipo" else parts.logps
 
 
 OBJECTIVE = Cpo
