@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,8 +26,9 @@ from gradloom.llm.objectives.orpo import Orpo
 from gradloom.llm.objectives.simpo import Simpo
 from gradloom.llm.rows import Rows
 from gradloom.run.compile import compile as compile_program
+from gradloom.train.identity import trainer_settings
 from tests.llm.preference_rows import pairs
-from tests.llm.random_models import write
+from tests.llm.random_models import packed, write
 from tests.llm.test_resume import interrupted_at
 from tests.real_data import DATA
 from tests.train.split_training import on_ranks
@@ -163,6 +165,113 @@ def test_an_objective_of_the_user(tmp_path: Path) -> None:
     losses = run.history.to_dict()["loss"]
     assert losses[0] > 0.3
     assert losses[-1] < 0.05
+
+
+class _Own(gl.llm.Objective):
+    form: ClassVar[gl.llm.Form] = gl.llm.Form("preferences", parts=2)
+
+
+class _Texts(_Own):
+    form: ClassVar[gl.llm.Form] = gl.llm.Form("texts")
+
+
+class _NoForm(_Own):
+    form: ClassVar[Any] = "preferences"
+
+
+class _OfSides(_Own):
+    def loss(self, parts: Parts) -> Any:
+        return parts.logps
+
+
+class _OfAll(_Own):
+    def loss(self, parts: Parts) -> Any:
+        return gl.ops.sum(parts.logps)
+
+
+class _Nothing(_Own):
+    def loss(self, parts: Parts) -> Any:
+        return None
+
+
+class _NoReference(_Own):
+    def loss(self, parts: Parts) -> Any:
+        return parts.ratios()[:, :, 0]
+
+
+class _BadMetric(_Own):
+    def loss(self, parts: Parts) -> Any:
+        return parts.logps[:, :, 0]
+
+    def metrics(self, parts: Parts) -> Any:
+        return {"x": parts.logps}
+
+
+class _NoMetrics(_BadMetric):
+    def metrics(self, parts: Parts) -> Any:
+        return None
+
+
+class _BadTotals(_BadMetric):
+    def metrics(self, parts: Parts) -> Any:
+        return {}
+
+    def totals(self, parts: Parts) -> Any:
+        return parts.logps
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (_Own, "_Own has no loss; need loss"),
+        (_Texts, "form is that of texts"),
+        (_NoForm, "need a gl.llm.Form"),
+        (_OfSides, "loss gave .*; need a number for each sample, f32"),
+        (_OfAll, "loss gave .*; need a number for each sample, f32"),
+        (_Nothing, "loss gave NoneType; need a number for each sample, f32"),
+        (_NoReference, "need needs_reference = True"),
+        (_BadMetric, "metric x gave .*; need a number for each sample, f32"),
+        (_NoMetrics, "metrics gave NoneType; need a dict"),
+        (_BadTotals, "totals gave .*; need a number for each sample, f32"),
+    ],
+)
+def test_objectives_that_cannot_be(tmp_path: Path, kind: Any, text: str) -> None:
+    with pytest.raises(gl.GradloomError, match=text) as caught:
+        run_of(write(tmp_path, "llama"), pairs(4), kind())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["foo 1", "preferences 1", "preferences 3", "texts 2", "judged 0"])
+def test_forms_that_cannot_be(given: str) -> None:
+    kind, parts = given.split()
+    with pytest.raises(SettingError, match="Form"):
+        gl.llm.Form(kind, int(parts))  # type: ignore[arg-type]
+
+
+def test_rows_of_another_form_are_refused(tmp_path: Path) -> None:
+    """kto requires the completion of another sample, orpo labels of prompts."""
+    path = write(tmp_path, "llama")
+    judged = pairs(4, judged=True)
+    assert judged.parts is not None and judged.values is not None
+    own = replace(judged, parts=np.where(judged.parts >= 0, judged.parts // 2 * 2, judged.parts))
+    with pytest.raises(DataError, match="has not 2 parts with tokens that count"):
+        run_of(path, own, "kto")
+    with pytest.raises(DataError, match="prompts have no labels"):
+        run_of(path, pairs(4), "orpo")
+
+
+def test_the_loss_has_the_name_that_earlier_checkpoints_hold(tmp_path: Path) -> None:
+    run = Run(load(write(tmp_path, "llama")), packed(4, 24), val_split=0.0)
+    assert trainer_settings(run.trainer)["loss"] == "Tuning._loss"
+
+
+def test_the_plan_includes_metrics(tmp_path: Path) -> None:
+    """No further program is compiled by the loop."""
+    run = Run(load(write(tmp_path, "llama")), pairs(7, val=2), LoRA(rank=3), objective="dpo", batch_size=4)
+    run.prepare()
+    before = len(run.trainer.compiled)
+    run.train(progress=False)
+    assert len(run.trainer.compiled) == before
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,15 @@ def duration_of(tuning: Tuning, source: RowSource) -> Duration | None:
     trainer, job = tuning.trainer, tuning.job
     if not is_predictable(trainer):
         return None
-    trained = work(trainer, source, 0, job.batch_size, job.batch_size, job.micro_batch_size)
+    sizes, measures = (job.batch_size, job.micro_batch_size), tuning.measures_of
+    trained = work(trainer, source, 0, job.batch_size, *sizes, measures=measures(training=True))
     if not trained:
         return None
     last, evaluated = job.rows + job.val_rows, []
     if job.val_rows:
-        evaluated = work(trainer, source, job.rows, last, job.batch_size, job.micro_batch_size, backward=False)
+        evaluated = work(
+            trainer, source, job.rows, last, *sizes, backward=False, measures=measures(training=False)
+        )  # fmt: skip
     rates = rates_for([plan for plan, _, _ in trained], trainer.options.get("isa"), lambda _: math.inf, 0.0)
     assert rates is not None
     per_epoch = -(-job.rows // job.batch_size)

@@ -41,7 +41,7 @@ from ..train.fit import evaluate
 from ..train.history import History
 from ..train.log import log_of
 from ..train.loop import Loop
-from ..train.metrics import UNCERTAINTY, Metric
+from ..train.metrics import UNCERTAINTY
 from ..train.result import Result
 from ..train.stopping import EarlyStopping
 from .arguments import adapter_of, data_arguments
@@ -183,7 +183,7 @@ class Run(Tuning):
                     batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
                     seed=asked.seed, validates_first=True, before_pass=self._check_model,
                     callbacks=[*logs, *every],
-                    metrics=self._metrics(),
+                    metrics=self.metrics,
                     on_epoch=on_epoch, subscribers=[self._samples], saver=self.saver,
                     **values_of(use, EvalOptions), about=self._about(reading),
                     on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
@@ -204,11 +204,6 @@ class Run(Tuning):
         settled = {"method": self.method, "context": self.context, "steps": self.steps_total}
         settled["objective"] = repr(self.objective)
         return own | settled | {"adapter": about_adapter(self.adapter), "data_options": options}
-
-    def _metrics(self) -> dict[str, Metric]:
-        """The metrics of the objective: of training only those that can be measured there."""
-        found = self.objective.measures(self.forward, train=self.ranks is None)
-        return {name: metric for name, metric in found.items() if metric.train or len(self.val_rows)}
 
     def _check_model(self) -> None:
         with agreed(self.ranks):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..base.errors import SettingError
+
 
 @dataclass(frozen=True)
 class Form:
@@ -25,6 +27,14 @@ class Form:
     prompts: bool = False
     last: bool = False
     labels: Literal["classes", "numbers", "none"] = "none"
+
+    def __post_init__(self) -> None:
+        possible = {"texts": (1,), "preferences": (2,), "judged": (1, 2), "labelled": (1,)}
+        if self.kind not in possible:
+            raise SettingError(setting="kind", seen=self.kind, need=", ".join(possible), place="Form")
+        if isinstance(self.parts, bool) or self.parts not in possible[self.kind]:
+            need = " or ".join(map(str, possible[self.kind]))
+            raise SettingError(f"Form: {{parts}} of {self.kind} must be {need}", parts=self.parts)
 
     @property
     def numbers(self) -> int:

@@ -9,8 +9,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from .. import ops
+from ..base.errors import GraphError, ShapeError
 from ..graph.leaves import constant
-from ..graph.value import Value
+from ..graph.value import Value, describe
 from ..train.batch_loss import BatchLoss
 from ..train.metrics import Metric
 from ..train.outputs import Outputs
@@ -75,7 +76,8 @@ class Parts(NamedTuple):
 
     def ratios(self) -> Value:
         """logps less those of the base model, f32 [rows, K, P]."""
-        assert self.reference is not None
+        if self.reference is None:
+            raise GraphError("Parts.ratios: no log-probabilities of the base model; need needs_reference = True")
         return self.logps - self.reference
 
 
@@ -170,7 +172,7 @@ class Objective:
         """(sum, weight) of the loss of a batch."""
         with at(forward.layers and forward.layers.end):
             parts = self.parts_of(outputs, labels)._replace(totals=totals)
-            return summed(self.loss(parts), parts.present)
+            return summed(of_samples(f"{self.name}.loss", self.loss(parts), parts), parts.present)
 
     def measures(self, forward: Forward, train: bool) -> dict[str, Metric]:
         """The metrics; train: measured in training, too."""
@@ -189,7 +191,12 @@ class Objective:
         """The names that `metrics` gives, from a call with constants."""
         one = constant(np.ones((1, 1, self.form.parts), np.float32))
         reference = one if self.needs_reference else None
-        return list(self.metrics(Parts(one, one, reference, one, one[:, :, 0], one, one)))
+        found = self.metrics(Parts(one, one, reference, one, one[:, :, 0], one, one))
+        if not isinstance(found, Mapping):
+            raise GraphError(
+                f"{self.name}.metrics gave {type(found).__name__}; need a dict, name -> number of each sample"
+            )
+        return list(found)
 
 
 class _Coupled(BatchLoss):
@@ -201,7 +208,9 @@ class _Coupled(BatchLoss):
     def values(self, outputs: Outputs, labels: Value | None, weights: Value | None = None) -> list[Value]:
         assert labels is not None
         parts = self.objective.parts_of(outputs, labels)
-        return [ops.sum(ops.where(ops.equal(parts.present, 0.0), 0.0, v), 1) for v in self.objective.totals(parts)]
+        name, given = f"{self.objective.name}.totals", self.objective.totals(parts)
+        each = [of_samples(name, one, parts) for one in (given if isinstance(given, (tuple, list)) else [given])]
+        return [ops.sum(ops.where(ops.equal(parts.present, 0.0), 0.0, one), 1) for one in each]
 
     def join(self, values: Sequence[Value]) -> list[Value]:
         return [ops.broadcast_to(ops.sum(value), value.shape) for value in values]
@@ -225,8 +234,18 @@ class _Number:
         with at(self.forward.layers and self.forward.layers.end):
             parts = self.objective.parts_of(outputs, labels)
             found = self.objective.metrics(parts)[self.name]
-            values, weights = found if isinstance(found, tuple) else (found, 1.0)
-            return summed(values * weights, parts.present * weights)
+            name = f"metric {self.name}"
+            values, weights = found if isinstance(found, tuple) else (found, parts.present)
+            weights = of_samples(name, weights, parts)
+            return summed(of_samples(name, values, parts) * weights, parts.present * weights)
+
+
+def of_samples(name: str, value: object, parts: Parts) -> Value:
+    """The value. Raises ShapeError unless it has a number for each sample, f32 [rows, K]."""
+    if not isinstance(value, Value) or value.shape != parts.present.shape:
+        seen = describe(value) if isinstance(value, Value) else type(value).__name__
+        raise ShapeError(f"{name} gave {seen}; need a number for each sample, f32{list(parts.present.shape)}")
+    return value
 
 
 def summed(values: Value, present: Value) -> tuple[Value, Value]:

@@ -31,6 +31,8 @@ from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..runs.saver import Saver
 from ..train.arguments import check_batch, check_options, with_backend
+from ..train.batch_loss import BatchLoss
+from ..train.metrics import Measures, Metric
 from ..train.outputs import Outputs
 from ..train.source import RowSource
 from ..train.trainer import Trainer
@@ -284,15 +286,30 @@ class Tuning:
         self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
         self.objective = job.objective
         self.forward = Forward(model, adapter, layers, job.context, job.samples)
+        loss = self.objective.trained_loss(self.forward)
         self.trainer = Trainer(
-            Tuned(self.objective, self.forward), self.objective.trained_loss(self.forward), self.optimizer,
+            Tuned(self.objective, self.forward), loss if isinstance(loss, BatchLoss) else self._loss, self.optimizer,
             accumulate=-(-self.batch_size // self.micro_batch_size), communicator=job.ranks, exchange=job.exchange,
             **values_of(settings, StepOptions), **options,
         )  # fmt: skip
         self.trainer.options["memory"] = limit
+        self.metrics = self._metrics()
         self.reference = None
         if self.objective.needs_reference:
             self.reference = Reference(self.objective, self.forward, self.micro_batch_size, self.trainer.options)
+
+    def _loss(self, outputs: Outputs, labels: Value) -> tuple[Value, Value]:  # a resume compares its name
+        return self.objective.pair(self.forward, outputs, labels)
+
+    def _metrics(self) -> dict[str, Metric]:
+        """The metrics of the objective: without validation rows only those that can be measured in training."""
+        found = self.objective.measures(self.forward, train=self.ranks is None)
+        return found if self.job.val_rows else {name: metric for name, metric in found.items() if metric.train}
+
+    def measures_of(self, training: bool) -> Measures:
+        """The metrics of steps that train, or of those that validate."""
+        every = Measures(tuple(self.metrics.items()))
+        return Measures(every.of_training) if training else every
 
     def trained(self) -> dict[str, Parameter]:
         """Parameters that the steps change: the adapter's without those that `freeze` names."""
@@ -315,12 +332,12 @@ class Tuning:
 
     def compile(self, source: RowSource) -> None:
         """Plan, prove and load all steps on these rows, those of validation and sampling too: nothing runs yet."""
-        rows, val_rows, micro = self.job.rows, self.job.val_rows, self.micro_batch_size
-        self.trainer.prepare(source, 0, rows, batch_size=self.batch_size, micro_batch_size=micro)
+        rows, val_rows = self.job.rows, self.job.val_rows
+        sizes: dict[str, Any] = {"batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size}
+        self.trainer.prepare(source, 0, rows, **sizes, measures=self.measures_of(training=True))
         if val_rows:
-            self.trainer.prepare(
-                source, rows, rows + val_rows, batch_size=self.batch_size, micro_batch_size=micro, backward=False
-            )
+            measures = self.measures_of(training=False)
+            self.trainer.prepare(source, rows, rows + val_rows, **sizes, backward=False, measures=measures)
         if self.sampler is not None:
             self.sampler.prepare()
         if self.reference is not None:
