@@ -246,6 +246,7 @@ class MpiRank(Communicator):
             if (waited := time.monotonic() - begin) > START * self.timeout:
                 text = f"rank {missing[0]} did not come within {START * self.timeout:g} s; all {self.size} ranks end"
                 to_stderr(f"gradloom: rank {self.rank}: {text}: every rank must call this")
+                time.sleep(0.5)  # mpiexec forwards the text before it kills the processes
                 world.Abort(Exit.FAILED)
             time.sleep(min(waited / 16, 0.01))
         self._kept.append(sent)
