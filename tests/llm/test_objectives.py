@@ -294,6 +294,7 @@ def test_settings_without_effect_are_refused(tmp_path: Path, settings: dict[str,
     assert text in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", PAIRED)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_have_the_bits_of_one_process(tmp_path: Path, objective: str, ranks: int) -> None:
@@ -336,6 +337,7 @@ def test_the_plan_is_that_of_the_run(tmp_path: Path, objective: str) -> None:
     assert without.arena <= made.arena  # of one pair in each row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", PAIRED)
 @pytest.mark.parametrize("settings", [{"precision": "bf16"}, {"method": "full"}, {"kind": "q8_0"}])
 def test_precisions_types_and_methods(tmp_path: Path, objective: str, settings: dict[str, Any]) -> None:
@@ -348,6 +350,7 @@ def test_precisions_types_and_methods(tmp_path: Path, objective: str, settings: 
     assert losses[-1] < losses[0] - 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", PAIRED)
 def test_a_step_is_verified(tmp_path: Path, objective: str) -> None:
     found = gl.llm.verify(load(write(tmp_path, "llama")), data_for(objective, 3), objective=objective)
@@ -390,6 +393,7 @@ def stories(count: int, judged: bool = False) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", PAIRED)
 def test_other_data_are_measured_as_validation_rows(objective: str) -> None:
     judged = declared()[objective].form.kind == "judged"
