@@ -72,7 +72,11 @@ class Parts(NamedTuple):
 
     def averages(self) -> Value:
         """Mean log-probability of the tokens of each part, f32 [rows, K, P]."""
-        return self.logps / ops.maximum(self.counts, 1.0)
+        return self.per_token(self.logps)
+
+    def per_token(self, sums: Value) -> Value:
+        """Sums over the tokens of each part that count, divided by their number, f32 [rows, K, P]."""
+        return sums / ops.maximum(self.counts, 1.0)
 
     def ratios(self) -> Value:
         """logps less those of the base model, f32 [rows, K, P]."""

@@ -94,9 +94,6 @@ class HeadObjective(Objective):
             scores = ops.matmul(last, adapter.head_weight, transpose_y=True)
             return scores.reshape(rows, forward.samples, self.form.parts, scores.shape[1])
 
-    def trained_loss(self, forward: Forward) -> Callable[..., tuple[Value, Value]]:
-        return lambda outputs, labels: self.pair(forward, outputs, labels)
-
     def pair(
         self, forward: Forward, outputs: Outputs, labels: Value, totals: tuple[Value, ...] = ()
     ) -> tuple[Value, Value]:

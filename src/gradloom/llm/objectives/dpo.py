@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ... import ops
 from ...graph.value import Value
 from ..forms import Form
 from ..objective import Objective, Parts
@@ -33,9 +32,7 @@ class Dpo(Objective):
         check_smoothing(self.label_smoothing, self.loss_type)
 
     def loss(self, parts: Parts) -> Value:
-        ratios = parts.ratios()
-        if self.loss_type == "ipo":
-            ratios = ratios / ops.maximum(parts.counts, 1.0)
+        ratios = parts.per_token(parts.ratios()) if self.loss_type == "ipo" else parts.ratios()
         difference = ratios[:, :, CHOSEN] - ratios[:, :, REJECTED]
         return preference_loss(self.loss_type, difference, self.beta, self.label_smoothing)
 
