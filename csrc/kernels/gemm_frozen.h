@@ -28,7 +28,7 @@ struct FrozenSource {
   const uint8_t* data;   // of the tensor
   int64_t first;         // numbers before X(0, 0)
   int64_t along, deep;   // strides of i and of p in numbers
-  quant::DecodeFn decode;
+  DecodeFn decode;
   bool transposed;       // neighbours lie along p, not along i
   bool rounded;          // to bf16
   int64_t block, bytes;  // numbers and bytes of a block

@@ -7,6 +7,7 @@
 // products and sums are f32 on all instruction sets: memory is what takes the time.
 #pragma once
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "quant.h"
@@ -107,7 +108,11 @@ __attribute__((noinline)) void dot_rows(const float* x, int64_t ldx, const uint8
   for (; j < columns; j++) dot_side_by_side<Q, As, M, 1>(x, ldx, w + j * w_step, w_step, k, sums + j);
 }
 
-using DotFn = void (*)(const float*, int64_t, const uint8_t*, int64_t, int64_t, int64_t, float*);
+#if defined(GL_BF16_PAIRS)
+template <class As> DotFn dots(DType t, int64_t m) {
+  return avx512::shared_dots(t, m, std::is_same_v<As, quant::ToBf16>);
+}
+#else
 template <class Q, class As> DotFn dots_of(int64_t m) {
   constexpr DotFn fn[kFewRows] = {dot_rows<Q, As, 1>, dot_rows<Q, As, 2>, dot_rows<Q, As, 3>, dot_rows<Q, As, 4>};
   return fn[m - 1];
@@ -130,6 +135,7 @@ template <class As> DotFn dots(DType t, int64_t m) {
     default: return nullptr;
   }
 }
+#endif
 
 // The matrix W of such a product; `dot` is nullptr where the product is another one.
 struct RowMatrix {

@@ -6,6 +6,7 @@
 // the chunk's numbers by position and hands vectors to `put(position, vector)`; its `Head` is read once a block. As:
 // Exact, or ToBf16, which rounds each number; where numbers are looked up, what is looked up is rounded.
 #pragma once
+#include "../isa/shared.h"
 #include "index.h"
 
 namespace gradloom::GL_ISA::quant {
@@ -284,7 +285,9 @@ inline void copy_floats(const uint8_t* data, int64_t first, int64_t count, float
   std::memcpy(to, data + 4 * first, static_cast<size_t>(count) * sizeof(float));
 }
 
-using DecodeFn = void (*)(const uint8_t* data, int64_t first, int64_t count, float* to);
+#if defined(GL_BF16_PAIRS)
+inline DecodeFn decoder(DType t) { return avx512::shared_decoder(t); }
+#else
 inline DecodeFn decoder(DType t) {
   switch (t) {
     case DType::f32: return copy_floats;
@@ -303,6 +306,7 @@ inline DecodeFn decoder(DType t) {
     default: return nullptr;
   }
 }
+#endif
 
 // ---- cast(x) -> y ---------------------------------------------------------------------------------------
 
