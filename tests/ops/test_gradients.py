@@ -27,8 +27,6 @@ from gradloom.run.feeds import leaves
 from gradloom.run.numpy_backend import evaluate
 from tests.ops.cases import case_id, node_of, operand, rounds_inside, sampled_ops, samples_of
 
-pytestmark = pytest.mark.cheap
-
 MOST = 2500  # elements in all inputs together
 
 PICKERS = {"max", "min", "max_pool2d"}
@@ -145,12 +143,14 @@ class Differentiated:
                 assert abs(measured) <= room, f"{what}: no gradient for {name}, but the slope is {measured}"
 
 
+@pytest.mark.cheap
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_gradient(case):
     made = Differentiated(*case)
     made.check(made.loss, made.grads, "gradient")
 
 
+@pytest.mark.cheap
 @pytest.mark.parametrize("case", [c for c in CASES if c[0] not in FIRST_ORDER_ONLY], ids=case_id)
 def test_second_gradient(case):
     """Gradients are nodes like any other: differentiate their weighted sum again."""
@@ -235,6 +235,7 @@ def test_check_gradients_accepts_it_and_finds_half_of_it(case):
             check_gradients(half, feeds, parameters=wrt, entries=1)
 
 
+@pytest.mark.cheap
 @pytest.mark.parametrize("size", [3e-4, 1e-5, 1e-7])
 @pytest.mark.parametrize("function", [ops.log, ops.sqrt, lambda x: 1.0 / x])
 def test_gradients_at_small_entries_are_resolved(size, function):
