@@ -110,7 +110,11 @@ case $mode in
     ;;
   *)
     section "format, lint, types" lint
-    section "tests" $py -m pytest -q -n "$jobs" $([ "$mode" = --full ] || echo --quick)
+    if [ "$mode" = --full ]; then
+      section "tests" $py -m pytest -q -n "$jobs"
+    else  # one process more than there are cores: some wait for the processes that they test
+      section "tests" $py -m pytest -q -n $((jobs + 1)) --quick
+    fi
     ;;
 esac
 
