@@ -12,7 +12,7 @@ import pytest
 
 from tests import processes
 from tests.budgets import Budgets
-from tests.collection import FromBothEnds
+from tests.collection import Rotation
 from tests.json_checks import Document, check_values
 from tests.quick import Quick
 
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Budgets(config))
-    config.pluginmanager.register(FromBothEnds())
+    config.pluginmanager.register(Rotation())
     if config.getoption("--quick"):
         config.pluginmanager.register(Quick())
 
