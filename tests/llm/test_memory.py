@@ -177,3 +177,18 @@ def test_a_proposal_that_does_not_go_with_other_settings_is_left_out(tmp_path: P
     options = ("--method", "full", "--state-bits", "8", "--batch-size", "8", "--context", "128", "--threads", "1")
     least = least_of(command(tmp_path, "plan", *options, "--memory", "80MiB")["error"])
     assert "at least about" in command(tmp_path, "plan", *options, "--memory", str(least - 4 * MIB))["error"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/smaps")
+def test_full_training_keeps_no_second_model_for_its_reference(folder: Path, tmp_path: Path) -> None:
+    """The pass of the base model reads all of its file; the steps read none of it."""
+    path = tmp_path / "base.gguf"
+    write_random(path, kind="f32", **SHAPE)
+    pairs = [{"prompt": "the quick ", "chosen": f"fox {i}", "rejected": f"dog {i}"} for i in range(4)]
+    run = gl.llm.finetune(
+        path, pairs, objective="dpo", method="full", steps=1, batch_size=2, val_split=0, context=64, progress=False
+    )
+    mapped = Path("/proc/self/smaps").read_text().split(f"{path}\n")[1:]
+    resident = sum(1024 * int(part.split("Rss:")[1].split()[0]) for part in mapped)
+    assert mapped and resident < path.stat().st_size / 4
+    assert run.memory().weights == 0 and run.memory().copied >= 4 * path.stat().st_size / 5

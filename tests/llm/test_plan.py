@@ -307,7 +307,8 @@ def test_command(capsys, path):
     assert "data             on top: about 12 bytes for each token" in out
     assert found["planned_bytes"] == found["arena_bytes"] + found["threads"] * found["scratch_bytes"]
     assert found["needed_bytes"] > found["weights_bytes"] + found["planned_bytes"] and found["fits"] is True
-    assert found["peak_bytes"] == found["base_bytes"] + found["needed_bytes"] and found["reading_bytes"] == 0
+    parts = [found[f"{name}_bytes"] for name in ("base", "needed", "copied", "left")]
+    assert found["peak_bytes"] == sum(parts) and found["reading_bytes"] == 0
     assert found["lower_bound_bytes"] <= found["arena_bytes"] < found["unshared_bytes"]
 
 
@@ -356,7 +357,7 @@ def test_a_settings_file_and_lines_to_skip(capsys, path, tmp_path):
     for words in (["--config", file, "--skip-bad-lines"], [path, data, "--context", 16, "--skip-bad-lines"]):
         code, out, err = command(capsys, *words, "--json")
         assert code == 0, err
-        measured = ("available_bytes", "base_bytes", "reading_bytes", "peak_bytes")
+        measured = ("available_bytes", "base_bytes", "reading_bytes", "peak_bytes", "left_bytes")
         found.append({k: v for k, v in json.loads(out.splitlines()[-1]).items() if k not in measured})
     assert found[0] == found[1]
 

@@ -407,9 +407,10 @@ PLAN = Document(
         Key(
             "copied_bytes",
             int,
-            "copies of trained arrays while a checkpoint is written, not in `needed_bytes`",
+            "copies of trained arrays while a checkpoint or the result is written, not in `needed_bytes`",
             "bytes",
         ),
+        Key("left_bytes", int, "memory that planning leaves in the process, not in `needed_bytes`", "bytes"),
         Key("fits", bool, "whether `needed_bytes` and `copied_bytes` are available"),
         Key("step_seconds", float, "predicted duration of an optimiser step", "s", "on the CPU of one process"),
         Key(

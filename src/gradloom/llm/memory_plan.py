@@ -12,7 +12,7 @@ from ..train.duration import Duration, approximate
 from .gpu_layers import GpuLayers
 
 # Reported by other functions, or not at all
-APART = ("on_device", "layers", "transfers", "transferred", "duration", "curve", "left")
+APART = ("on_device", "layers", "transfers", "transferred", "duration", "curve")
 PLAIN = ("threads", "steps", "recompute_overhead", "device")  # no numbers of bytes
 ON_DEVICE = {
     "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
@@ -53,8 +53,9 @@ class MemoryPlan:
                    its `step` is meaningful
     curve          of `plan` on the CPU: (`need`, relative time of a step) without a budget and with ever smaller ones,
                    with the same rows at once
-    copied         copies of trained arrays while a checkpoint is written, in callbacks and averages: on top of `need`
-    left           of `plan`, for a budget: memory that planning has left in the process
+    copied         on top of `need` for a while: copies of trained arrays when a checkpoint or the result is written, in
+                   callbacks and averages; tensors of the file that only the pass of reference log-probabilities reads
+    left           of `plan`: memory that planning leaves in the process, as the run does, on top of `need`
     """
 
     weights: int
@@ -108,15 +109,17 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """The planned peak of resident memory of this process: `base` + `need`, or `reading` if larger. Without data,
-        reading is not included."""
-        return max(self.base + self.need, self.reading)
+        """The planned peak of resident memory of this process: `base`, `need`, `copied` and `left`, or `reading` if
+        larger. Without data, reading is not included."""
+        return self._peak(self.need)
+
+    def _peak(self, need: int) -> int:
+        return max(self.base + need + self.copied + self.left, self.reading)
 
     def budget(self, need: int | None = None) -> int:
         """The least `memory` that permits a run that needs `need` bytes, by default this one."""
         need = self.need if need is None else need
-        total = max(self.base + need + self.copied + self.left, self.reading)
-        return with_reserve(total, self.base)
+        return with_reserve(self._peak(need), self.base)
 
     @property
     def fits(self) -> bool:
@@ -181,7 +184,7 @@ class MemoryPlan:
         ]
         if self.copied >= SMALL:
             rows.append(
-                ("checkpoints", f"{show_bytes(self.copied)} more while one is written: copies of trained arrays")
+                ("checkpoints", f"{show_bytes(self.copied)} of it: copies of trained arrays while one is written")
             )
         if self.available is not None:
             rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
@@ -196,7 +199,7 @@ class MemoryPlan:
         return rows
 
     def _reading(self) -> str:
-        return ", while the data was read" if self.reading > self.base + self.need else ""
+        return ", while the data was read" if self.reading == self.total else ""
 
     def report(self) -> dict[str, Any]:
         """For --json: each number under <name>_bytes; if the steps run on a GPU, also the bytes there."""

@@ -108,9 +108,8 @@ def plan(
     found = memory_of(tuning, data is None or "tokenizer" in vars(model), there)
     duration = duration_of(tuning, source) if found.fits else None
     found = replace(found, layers=job.layers, base=base, reading=reading, duration=duration)
-    found = replace(found, curve=_curve(job, tuning, found))
-    del tuning, source
-    return replace(found, left=max(resident_when_settled() - base, 0))
+    left = max(resident_when_settled() - base - found.process, 0)
+    return replace(found, left=left, curve=_curve(job, tuning, found))
 
 
 def _curve(job: TuningJob, tuning: Tuning, found: MemoryPlan) -> tuple[tuple[int, float], ...]:

@@ -61,15 +61,16 @@ def memory_of(
     programs = [*plans, *(part.plan for p in split for part in p.parts.values())]
     touched = {s for p in programs for s in p.bytecode.stored}
     weights = {s for s in touched if s.check is not None and model.weights.get(s.name) is s}
+    before = set() if tuning.reference is None else tuning.reference.replaced(weights)
     inputs = touched - weights - trained - state - sums - set(model.weights.values())
     there = memory.memory() if there is None else there
     device = device_of(every, trainer.options.get("backend", "cpu"))
     held = device_bytes(device, every, switches())
     moved = max(split, key=lambda p: p.transfer_bytes, default=None)
     return MemoryPlan(
-        weights=_bytes(weights),
+        weights=_bytes(weights - before),
         copies=model.copied_bytes,
-        copied=_copied(tuning),
+        copied=max(_copied(tuning), _bytes(before)),
         trained=_bytes(trained),
         state=_bytes(state),
         gradients=_bytes(sums) + sum(exchange.reduction_bytes for exchange in exchanges),

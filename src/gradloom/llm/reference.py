@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,15 @@ from ..base.schema import array, table
 from ..base.terminal import to_stderr
 from ..data.dataset import Dataset
 from ..graph.leaves import input as input_value
+from ..graph.stored import Stored
 from ..parallel.agree import is_root
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.compile import compile as compile_program
+from ..run.rates import measure_early
 from ..train.display import plural
+from ..train.duration import is_predictable
 from ..train.trainer import Trainer
 from .not_finite import not_finite
 from .objective import Forward, Objective
@@ -35,6 +38,7 @@ class Reference:
 
     def __init__(self, objective: Objective, forward: Forward, rows: int, options: Mapping[str, Any]) -> None:
         self.objective, self.forward = objective, replace(forward, adapter=None, training=False)
+        self._adapter = forward.adapter
         self.rows, self.options = rows, dict(options)
         self._run: Any = None
 
@@ -98,7 +102,18 @@ class Reference:
         if progress and is_root(ranks):
             to_stderr(f"log-probabilities of the base model: {plural(len(x), 'row')}")
             on_progress = _lines_of_progress()
+        plans = [plan for plan in self.trainer.plans if isinstance(plan, Plan)]
+        if plans and is_predictable(self.trainer):  # later its arrays would be added to the weights
+            measure_early(plans, self.options.get("isa"))
         self.write(self.compute(x, ranks, on_progress))
+        model, self._run = self.forward.model, None
+        for weight in self.replaced(model.weights.values()):
+            model.file.release(weight.name)
+
+    def replaced(self, weights: Iterable[Stored]) -> set[Stored]:
+        """Those tensors of the model in whose place the training reads others: only full training has some."""
+        adapter = self._adapter
+        return set() if adapter is None else {one for one in weights if adapter.weight(one.name) is not None}
 
     def write(self, found: np.ndarray) -> None:
         """Write f32 [rows, K, P] into the labels."""
