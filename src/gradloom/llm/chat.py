@@ -155,16 +155,18 @@ class ChatTemplate:
             bounds = [0, *cuts, len(text)]
             yield [(_part(text, plain, a, b), i % 2 == 1) for i, (a, b) in enumerate(pairwise(bounds))]
 
-    def joined(self, ids: list[np.ndarray], flags: list[bool], first: str) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, written) of a chat from those of its parts. first: the text of the first part. See encode."""
+    def joined(self, ids: list[np.ndarray], flags: Sequence[int], first: str) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, written) of a chat from those of its parts. flags: of each part, a number other than 0 (or True) where
+        the assistant wrote it; `written` has it at each of its tokens. first: the text of the first part. See encode.
+        """
         tokenizer = self.tokenizer
         written = [np.full(part.size, flag) for part, flag in zip(ids, flags, strict=True)]
         if tokenizer.add_bos and not tokenizer.begins_with_bos(first):
             begin = np.array(tokenizer.first_ids, np.int32)
             ids, written = [begin, *ids], [np.zeros(begin.size, bool), *written]
-        tokens, mask = np.concatenate(ids).astype(np.int32), np.concatenate(written).astype(bool)
+        tokens, mask = np.concatenate(ids).astype(np.int32), np.concatenate(written)
         if tokens.size and mask[-1] and tokenizer.eos is not None and int(tokens[-1]) not in tokenizer.end_ids:
-            tokens, mask = np.append(tokens, np.int32(tokenizer.eos)), np.append(mask, True)
+            tokens, mask = np.append(tokens, np.int32(tokenizer.eos)), np.append(mask, mask[-1])
         return tokens, mask
 
     # -- the process that renders --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ _ROLES = {
     "bot": "assistant", "model": "assistant", "system": "system", "tool": "tool", "observation": "tool",
 }  # fmt: skip
 
+_MARKS = ("train", "weight")  # see message_marks.py
 _INSTEAD = ("tool_calls", "tool_responses")  # keys that replace the content of a message
 
 
@@ -28,12 +29,12 @@ def is_sharegpt(row: Mapping[str, Any], key: str) -> bool:
     return "from" in messages[0] and "role" not in messages[0]
 
 
-def messages_of_sharegpt(row: Mapping[str, Any], key: str) -> list[dict[str, str]]:
-    """Messages with roles and contents, after the text under "system", if any.
+def messages_of_sharegpt(row: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Messages with roles and contents (and marks, see message_marks.py), after the text under "system", if any.
 
     Raises DataError for an unknown "from", or a value that is not a text.
     """
-    messages = []
+    messages: list[dict[str, Any]] = []
     system = row.get(SYSTEM)
     if not isinstance(system, str | None):
         raise DataError(f"{SYSTEM} is {system!r:.60}; need a text")
@@ -46,7 +47,8 @@ def messages_of_sharegpt(row: Mapping[str, Any], key: str) -> list[dict[str, str
             raise DataError(f"{where} is from {source!r:.60}; possible are {', '.join(_ROLES)}")
         if not isinstance(message.get("value"), str):
             raise DataError(f"{where} has no value; need a text")
-        messages.append({"role": _ROLES[source], "content": message["value"]})
+        marks = {name: message[name] for name in _MARKS if name in message}
+        messages.append({"role": _ROLES[source], "content": message["value"], **marks})
     return messages
 
 

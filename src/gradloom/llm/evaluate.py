@@ -2,7 +2,8 @@
 
 nll is the mean of -log p(token | tokens before it in its window) over all tokens that count, in nats; its uncertainty
 is the standard error of that mean, sqrt(var / (n - 1)), for independent tokens; perplexity is exp(nll) with the
-uncertainty exp(nll) * nll_unc. These are the formulas of llama.cpp's perplexity tool, which counts the second half of
+uncertainty exp(nll) * nll_unc. Where samples or messages have weights w, mean and variance are weighted, and n is
+(sum w)^2 / sum w^2. These are the formulas of llama.cpp's perplexity tool, which counts the second half of
 each window only.
 """
 
@@ -131,8 +132,8 @@ def evaluate(
         if seconds is not None:
             on_predicted(seconds)
     began = time.perf_counter()
-    count, total, squares = 0, 0.0, 0.0
-    measured = _perplexity(0, 0.0, 0.0, 0, 0.0, layers)
+    sums, count = np.zeros(4), 0
+    measured = _perplexity(sums, 0, 0, 0.0, layers)
     for start in range(0, rows, size):
         part = slice(start, min(start + size, rows))
         n = part.stop - start
@@ -140,14 +141,15 @@ def evaluate(
         labels = _padded(data_rows.labels[part], size, -100)
         feeds["picks"] = _picks(labels.ravel(), model.config.vocab_size)
         (nll,) = run(**feeds)
-        counted = nll[labels.ravel() >= 0].astype(np.float64)
+        own = labels.ravel() >= 0
+        counted = nll[own].astype(np.float64)
         if not np.isfinite(counted).all():
             what = "evaluate: the loss of " + (f"row {start}" if n == 1 else f"rows {start} to {part.stop - 1}")
             raise not_finite(what, model, bound, run, [value], {}, **placed_options(options, layers))
         count += len(counted)
-        total += float(counted.sum())
-        squares += float(np.square(counted).sum())
-        measured = _perplexity(count, total, squares, start + n, time.perf_counter() - began, layers)
+        weights = labels >= 0 if data_rows.weights is None else _padded(data_rows.weights[part], size)
+        sums += _sums(counted, weights.ravel()[own])
+        measured = _perplexity(sums, count, start + n, time.perf_counter() - began, layers)
         if on_progress is not None:
             on_progress(start + n, rows, measured)
     return measured
@@ -179,11 +181,18 @@ def _padded(array: np.ndarray, rows: int, fill: int = 0) -> np.ndarray:
     return np.pad(array, ((0, missing), (0, 0)), constant_values=fill) if missing else np.ascontiguousarray(array)
 
 
-def _perplexity(
-    count: int, total: float, squares: float, rows: int, seconds: float, layers: GpuLayers | None
-) -> Perplexity:
-    nll = total / count if count else math.nan
-    unc = math.sqrt(max(squares / count - nll * nll, 0.0) / (count - 1)) if count > 1 else math.nan
+def _sums(nll: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """f64 [4]: sums of the weights, their squares, and weight times nll and nll^2 of each token that counts."""
+    each = weights.astype(np.float64)
+    return np.array([each.sum(), (each * each).sum(), (each * nll).sum(), (each * np.square(nll)).sum()])
+
+
+def _perplexity(sums: np.ndarray, count: int, rows: int, seconds: float, layers: GpuLayers | None) -> Perplexity:
+    """sums: see _sums."""
+    weight, square, total, squares = map(float, sums)
+    nll = total / weight if weight else math.nan
+    n = weight * weight / square if weight else 0.0
+    unc = math.sqrt(max(squares / weight - nll * nll, 0.0) / (n - 1)) if n > 1 else math.nan
     try:
         perplexity = math.exp(nll)
     except OverflowError:

@@ -56,7 +56,7 @@ from .planned_job import memory_of
 from .records import records_of
 from .reference import Reference
 from .room import within
-from .rows import Rows, read_rows
+from .rows import Rows, need_weights, read_rows
 from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
 from .scored import prepare_head
 from .table import training_table
@@ -288,6 +288,7 @@ class Run(Tuning):
         rows = read_rows(
             self.model, data, self.context, 0.0, adapter=self.adapter, form=self.objective.form, **self._data_options
         )  # fmt: skip
+        need_weights(rows, self.objective)
         measured, options = Dataset(*self.objective.fitted(self.data).arrays(rows)), self.trainer.options
         samples = 1 if rows.values is None else rows.values.shape[1]
         forward, size = replace(self.forward, samples=samples), self.micro_batch_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from .forms import TEXTS, Form
 from .json_rows import BadRow, JsonRows
 from .labelled import Labelled
 from .labels import Classes, Labels
+from .message_marks import WEIGHT, Marked, is_number, plain, weight_of, weights_of_turns, without_marks
 from .preferences import Judged, Preferences
 from .sample_lines import ChatLine, Keys, Line, Parts, keys_of, pair_of, prompt_of, text_of, turns_of, whole_text
 from .samples import Report, Samples, count_of
@@ -29,7 +30,8 @@ _TEXT_HELD = 1 << 24  # maximum characters of a tokenizer batch
 _NAMED = 3  # bad lines that a report names
 
 
-_Encoded = tuple[np.ndarray, np.ndarray]  # tokens i32, counted bool
+_Encoded = tuple[np.ndarray, np.ndarray]  # tokens i32, weights f32, or bool where they are 0 and 1
+_Taken = tuple[int, list[Parts], Line]  # a line with its number and texts
 
 
 class JsonLines:
@@ -61,6 +63,8 @@ class JsonLines:
         self.chat: ChatTemplate | None = None
         self.tokens: list[np.ndarray] = []
         self.counted: list[np.ndarray] = []
+        self.weights: list[np.ndarray | None] = []  # f32 of each token sequence, where they are not 0 and 1
+        self.weighs = False  # whether lines may have a weight
         self.values: list[tuple[float, ...]] = []  # of each sample
 
     def read(self, keys: Keys) -> Samples:
@@ -72,12 +76,15 @@ class JsonLines:
             try:
                 if isinstance(row, BadRow):
                     raise row
+                row = {key: value for key, value in row.items() if value is not None}
                 if take is None:
                     take = self._decide(row, line, keys)
                 sample = take(row)
                 if sample is None:
                     self.report.skip("identical sides")
                     continue
+                if self.weighs and WEIGHT in row:
+                    sample = sample._replace(weight=weight_of(row[WEIGHT], WEIGHT))
                 waiting.append((line, sample))
             except BadRow as error:
                 waiting.append((line, error))
@@ -105,9 +112,16 @@ class JsonLines:
         judged = self.form.kind == "judged"
         read = Samples(
             np.concatenate(self.tokens), np.concatenate(self.counted), starts, self.report, False,
-            1 if judged else self.form.parts, values, classes,
+            1 if judged else self.form.parts, values, classes, self._weights(),
         )  # fmt: skip
         return read.with_other_completions() if judged and self.form.parts == 2 else read
+
+    def _weights(self) -> np.ndarray | None:
+        """The weights of all tokens; None where each that counts has the weight 1."""
+        if all(weights is None for weights in self.weights):
+            return None
+        every = zip(self.weights, self.counted, strict=True)
+        return np.concatenate([counted.astype(np.float32) if own is None else own for own, counted in every])
 
     def _bad(self, line: int, reason: str) -> None:
         if not self.skip_bad:
@@ -189,6 +203,8 @@ class JsonLines:
                 " name others by messages_key=, prompt_key=, completion_key=, text_key= (--messages-key, ...)"
             )
         report.counts = answers
+        if WEIGHT not in used and is_number(row.get(WEIGHT, 1)):
+            self.weighs, used = True, [*used, WEIGHT]
         report.keys = tuple(k for k in used if k in row)
         report.unused = tuple(k for k in row if k not in used)
         return take
@@ -210,40 +226,41 @@ class JsonLines:
     def _take_chat(self, row: dict[str, Any], key: str, first: str) -> Line:
         if key not in row:
             raise BadRow(f"the keys are {keys_of(row)}; need {key}, as in {first}")
-        if not is_sharegpt(row, key):
-            return Line([ChatLine(row[key], row.get("tools"))])
         try:
-            return Line([ChatLine(messages_of_sharegpt(row, key), row.get("tools"))])
+            messages = messages_of_sharegpt(row, key) if is_sharegpt(row, key) else row[key]
         except DataError as error:
             raise BadRow(str(error)) from None
+        if isinstance(messages, (list, tuple)):
+            messages = without_marks(messages, key)
+        return Line([ChatLine(messages, row.get("tools"))])
 
     def _keep_all(self, waiting: list[tuple[int, Line | BadRow]]) -> None:
         """Tokenise the samples of these lines, and report the bad lines, in the order of the file."""
-        taken: list[tuple[int, list[Parts], tuple[float, ...]]] = []
+        taken: list[_Taken] = []
         size = 0
-        for line, sample, values in self._split(waiting):
-            if isinstance(sample, BadRow):
+        for line, parts, sample in self._split(waiting):
+            if isinstance(parts, BadRow):
                 self._encode(taken)
                 taken, size = [], 0
-                self._bad(line, str(sample))
+                self._bad(line, str(parts))
                 continue
-            taken.append((line, sample, values))
-            size += sum(len(text) for texts, _ in sample for text in texts)
+            taken.append((line, parts, sample))
+            size += sum(len(text) for texts, _ in parts for text in texts)
             if size > _TEXT_HELD:
                 self._encode(taken)
                 taken, size = [], 0
         self._encode(taken)
 
-    def _split(
-        self, waiting: list[tuple[int, Line | BadRow]]
-    ) -> Iterator[tuple[int, list[Parts] | BadRow, tuple[float, ...]]]:
+    def _split(self, waiting: list[tuple[int, Line | BadRow]]) -> Iterator[tuple[int, list[Parts] | BadRow, Line]]:
         """The same lines with each chat rendered to parts: many chats per request to the template process."""
         lines = [sample for _, sample in waiting if not isinstance(sample, BadRow)]
-        chats = [(one.messages, one.tools) for line in lines for one in line.sequences if isinstance(one, ChatLine)]
+        chats = [
+            (plain(one.messages), one.tools) for line in lines for one in line.sequences if isinstance(one, ChatLine)
+        ]
         split = iter(()) if self.chat is None else self.chat.split(chats, need_assistant=not self.all)
         for line, sample in waiting:
             if isinstance(sample, BadRow):
-                yield line, sample, ()
+                yield line, sample, Line([])
                 continue
             parts: list[Parts | BadRow] = []
             for one in sample.sequences:
@@ -254,13 +271,53 @@ class JsonLines:
                     rendered = next(split)
                 except DataError as error:  # of the template: all other lines fail, too
                     raise DataError(f"{self.rows.where(line)}: {error}") from None
-                parts.append(_chat_parts(rendered, one, self.all))
+                parts.append(self._chat_parts(rendered, one))
             bad = next((one for one in parts if isinstance(one, BadRow)), None)
-            yield line, bad or [one for one in parts if not isinstance(one, BadRow)], sample.values
+            yield line, bad or [one for one in parts if not isinstance(one, BadRow)], sample
+
+    def _chat_parts(self, parts: list[tuple[str, bool]] | DataError, chat: ChatLine) -> Parts | BadRow:
+        """The texts of a rendered chat, with the weights of the assistant's turns. Those in its prompt do not count."""
+        if isinstance(parts, DataError):
+            return BadRow(str(parts))
+        try:
+            for text, _ in parts:
+                whole_text(text, "the chat")
+            turns = self._turns(chat)
+        except BadRow as error:
+            return error
+        flags: list[float | None] = [1.0 if written else None for _, written in parts]
+        if any(weight != 1 for weight in turns):
+            written = [i for i, flag in enumerate(flags) if flag is not None]
+            if len(written) != len(turns):
+                return BadRow(
+                    f"the chat template marks {len(written)} texts for {len(turns)} turns of the assistant, which hides"
+                    " the end of the prompt, and the turns with weights; need a template with one {% generation %}"
+                    " block for each turn"
+                )
+            for i, weight in zip(written, turns, strict=True):
+                flags[i] = weight
+        return [text for text, _ in parts], flags
+
+    def _turns(self, chat: ChatLine) -> list[float]:
+        """The weight of each turn of the assistant. Raises BadRow for marks that the objective does not read."""
+        marked = [message for message in chat.messages[chat.prompt :] if isinstance(message, Marked)]
+        if self.form.last:
+            if marked and self.labels.kind != "none":
+                why = "the last token of the text is read, whatever counts; leave it out"
+                raise BadRow(f"{marked[0].seen}; {why}")
+            return weights_of_turns([*map(dict, chat.messages)], chat.prompt, self.all)
+        turns = weights_of_turns(chat.messages, chat.prompt, self.all)
+        odd = next((message for message in marked if message.weight not in (0, 1)), None)
+        if odd is not None and self.form.kind != "texts":
+            raise BadRow(f"{odd.seen}; need 0 or 1: weights between require the objective sft")
+        own = [message.weight for message in marked if message["role"] == "assistant"]
+        self.report.messages_excluded += own.count(0)
+        self.report.messages_weighted += sum(weight not in (0, 1) for weight in own)
+        return turns
 
     # -- tokens --------------------------------------------------------------------------------------------------
 
-    def _encode(self, waiting: list[tuple[int, list[Parts], tuple[float, ...]]]) -> None:
+    def _encode(self, waiting: list[_Taken]) -> None:
         """Tokenise samples and keep those that have something to learn."""
         special = self.special or self.chat is not None
         try:
@@ -274,65 +331,49 @@ class JsonLines:
             for one in waiting:
                 self._encode([one])
             return
-        for _, sample, values in waiting:
+        for _, parts, sample in waiting:
             if not self.special:
-                self.report.as_text += any(self._has_plain_control(text) for texts, _ in sample for text in texts)
-            self._keep([self._around(texts, flags, next(encoded)) for texts, flags in sample], values)
+                self.report.as_text += any(self._has_plain_control(text) for texts, _ in parts for text in texts)
+            self._keep([self._around(texts, flags, next(encoded)) for texts, flags in parts], sample)
 
     def _has_plain_control(self, text: str) -> bool:
         return isinstance(text, RenderedText) if self.chat is not None else self.tokenizer.control_in(text) is not None
 
-    def _around(self, texts: list[str], flags: list[bool], ids: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, counted) of a sample with bos and eos."""
+    def _around(self, texts: list[str], flags: Sequence[float | None], ids: list[np.ndarray]) -> _Encoded:
+        """(tokens, weights) of a sample with bos and eos."""
         tokenizer = self.tokenizer
         if self.chat is not None:
-            tokens, written = self.chat.joined(ids, flags, texts[0])
-            return tokens, np.ones(tokens.size, bool) if self.all else written
+            numbers = [0 if flag is None else i + 1 for i, flag in enumerate(flags)]
+            tokens, part = self.chat.joined(ids, numbers, texts[0])
+            weights = [float(self.all), *(float(self.all) if flag is None else flag for flag in flags)]
+            return tokens, np.array(weights, np.float32)[part]
         pair = len(texts) == 2
         first = tokenizer.first_ids
         last = [tokenizer.eos] if pair and tokenizer.eos is not None else tokenizer.last_ids
         if not pair and not ids[0].size:
             first, last = [], []
         tokens = np.concatenate([np.array(first, np.int32), *ids, np.array(last, np.int32)])
-        counted = np.repeat([False, *flags, True], [len(first), *map(len, ids), len(last)])
+        counted = np.repeat([False, *map(bool, flags), True], [len(first), *map(len, ids), len(last)])
         return tokens, counted | self.all
 
-    def _keep(self, parts: list[_Encoded], values: tuple[float, ...]) -> None:
+    def _keep(self, parts: list[_Encoded], sample: Line) -> None:
+        if not sample.weight:
+            self.report.skip("weight 0")
+            return
         if not self.form.last:
-            for _, counted in parts:
-                counted[:1] = False  # nothing comes before it
+            for _, weights in parts:
+                weights[:1] = 0  # nothing comes before it
         if any(tokens.size < 2 - self.form.last for tokens, _ in parts):
             self.report.skip("empty" if self.form.last else "too short: nothing to predict")
             return
-        if not all(counted.any() for _, counted in parts):
+        if not all(weights.any() for _, weights in parts):
             self.report.skip("no token that counts")
             return
-        for tokens, counted in parts:  # tokens after the last one that counts are not predicted
-            end = len(counted) if self.form.last else int(np.flatnonzero(counted)[-1]) + 1
+        self.report.samples_weighted += sample.weight != 1
+        for tokens, weights in parts:  # tokens after the last one that counts are not predicted
+            end = len(weights) if self.form.last else int(np.flatnonzero(weights)[-1]) + 1
             self.tokens.append(tokens[:end])
-            self.counted.append(counted[:end])
-        self.values.append(values)
-
-
-def _chat_parts(parts: list[tuple[str, bool]] | DataError, chat: ChatLine, all_count: bool) -> Parts | BadRow:
-    """The texts of a rendered chat. Turns of the assistant in its prompt do not count."""
-    if isinstance(parts, DataError):
-        return BadRow(str(parts))
-    try:
-        for text, _ in parts:
-            whole_text(text, "the chat")
-    except BadRow as error:
-        return error
-    flags = [written for _, written in parts]
-    turns = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
-    before = 0 if all_count else sum(i < chat.prompt for i in turns)
-    if before:
-        written = [i for i, flag in enumerate(flags) if flag]
-        if len(written) != len(turns):
-            return BadRow(
-                f"the chat template marks {len(written)} texts for {len(turns)} turns of the assistant, which hides the"
-                " end of the prompt; need a template with one {% generation %} block for each turn"
-            )
-        for i in written[:before]:
-            flags[i] = False
-    return [text for text, _ in parts], flags
+            self.counted.append(weights[:end] != 0)
+            scaled = weights[:end].astype(np.float32) * np.float32(sample.weight)
+            self.weights.append(None if np.isin(scaled, (0, 1)).all() else scaled)
+        self.values.append(sample.values)

@@ -110,6 +110,7 @@ class Objective:
     form: ClassVar[Form] = TEXTS
     needs_reference: ClassVar[bool] = False
     has_ids: ClassVar[bool] = False  # labels are ids of tokens, in place of numbers
+    takes_weights: ClassVar[bool] = False  # reads Rows.weights: then labels are numbers
 
     @property
     def name(self) -> str:

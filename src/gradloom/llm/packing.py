@@ -20,6 +20,7 @@ class TokenData:
     tokens     ids; 0 in padding
     positions  0, 1, 2, ... from the start of each part; 0 in padding
     labels     the next id, or -100 if its prediction is not learned
+    weights    f32 [rows, L], of the loss of each label, 0 where there is none; None: 1 for each label
 
     Of preferences and judged completions (else None), with K, the most samples of any row:
     parts      i32 [rows, L]: where the prediction counts the number of the part in its row, from 0: sample * parts +
@@ -36,6 +37,7 @@ class TokenData:
     values: np.ndarray | None = None
     samples: np.ndarray | None = None
     classes: Classes | None = None  # of labelled texts
+    weights: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -115,6 +117,7 @@ def _packed(samples: Samples, context: int, packing: bool, prompts: bool, last: 
     positions = np.zeros((rows, length), np.int32)
     labels = np.full((rows, length), IGNORED, np.int32)
     parts = None if is_plain else np.full((rows, length), -1, np.int32)
+    weights = None if samples.weights is None else np.zeros((rows, length), np.float32)
     ramp = np.arange(context, dtype=np.int32)
     for i, r, at, n in zip(which.tolist(), row.tolist(), offset.tolist(), number.tolist(), strict=True):
         for side in range(count):
@@ -130,13 +133,15 @@ def _packed(samples: Samples, context: int, packing: bool, prompts: bool, last: 
                 labels[r, place] = following if prompts else np.where(counted, following, IGNORED)
                 if parts is not None:
                     parts[r, place] = np.where(counted, part, -2 - part)
+                if weights is not None and samples.weights is not None:
+                    weights[r, place] = samples.weights[after]
             at += size
     report.rows, report.samples = rows, which.size
     report.tokens = int(places.sum()) + which.size * count * (not last)
     report.counted = int((labels != IGNORED).sum() if parts is None else (parts >= 0).sum())
     report.padding = 1 - int(places.sum()) / (rows * length)
     if parts is None:
-        return TokenData(tokens, positions, labels, report)
+        return TokenData(tokens, positions, labels, report, weights=weights)
     width = 0 if samples.values is None else samples.values.shape[1]
     values = np.zeros((rows, int(number.max()) + 1, 1 + width), np.float32)
     values[row, number, 0] = 1

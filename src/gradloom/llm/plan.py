@@ -34,7 +34,7 @@ from .model import Adapter, Model, model_of
 from .objective import Objective
 from .planned_job import memory_of, planned
 from .room import within
-from .rows import CONTEXT, Rows, read_rows
+from .rows import CONTEXT, Rows, need_weights, read_rows
 from .scored import with_head
 from .tuning import Settings, Sizes, Tuning, TuningJob, split_arguments
 
@@ -154,6 +154,9 @@ def sizes_of(rows: Rows, objective: Objective, eval_rows: int | None) -> Sizes:
         raise SettingError(text, eval_rows=eval_rows, val_split=..., place="finetune")
     every, context = len(rows.train) + len(rows.val), rows.tokens.shape[1] // objective.form.parts
     sizes = Sizes(len(rows.train), min(len(rows.val), most), every, context)
+    need_weights(rows, objective)
+    if rows.weights is not None:
+        return sizes._replace(numbers=1)
     if rows.values is None:
         return sizes
     return sizes._replace(samples=rows.values.shape[1], numbers=rows.values.shape[2] - 1)

@@ -35,7 +35,7 @@ def planned(job: TuningJob) -> tuple[Tuning, PlannedSource]:
     tuning = Tuning(replace(job, settings=settings, options=options, layers=job.layers and job.layers.planned()))
     objective = job.objective
     shapes = objective.shapes(job.context, job.samples, job.numbers)
-    source = PlannedSource(job.all_rows, *shapes, has_ids=objective.has_ids)
+    source = PlannedSource(job.all_rows, *shapes, has_ids=objective.has_ids and not job.numbers)
     tuning.compile(source)
     return tuning, source
 

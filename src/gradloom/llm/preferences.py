@@ -24,6 +24,7 @@ from .data_options import (
     check_effective,
 )
 from .json_rows import BadRow
+from .message_marks import without_marks
 from .sample_lines import (
     ChatLine,
     Keys,
@@ -92,7 +93,8 @@ class Preferences:
             return None
         if not self.prompts:
             at = common_prompt(chosen, rejected)
-            return [([side[:at], side[at:]], [False, True]) for side in (chosen, rejected)]
+            split: list[Parts] = [([side[:at], side[at:]], [False, True]) for side in (chosen, rejected)]
+            return split
         if self.as_chat:
             return [turns_of(prompt, side) for side in (chosen, rejected)]
         return [pair_of(prompt, side, self.separator) for side in (chosen, rejected)]
@@ -234,12 +236,12 @@ def messages_of(row: dict[str, Any], key: str, first: str, with_system: bool = F
         raise BadRow(f"{key} is a {name_of(messages)}; need a list of messages, as in {first}")
     if not messages:
         raise BadRow(f"{key} is empty; need messages")
-    if not is_sharegpt(row, key):
-        return list(messages)
     try:
-        return [*messages_of_sharegpt(row if with_system else {key: messages}, key)]
+        if is_sharegpt(row, key):
+            messages = messages_of_sharegpt(row if with_system else {key: messages}, key)
     except DataError as error:
         raise BadRow(f"{key}: {error}") from None
+    return without_marks(messages, key)
 
 
 def _prompt_messages(row: dict[str, Any], keys: list[str], first: str) -> str | _Messages:

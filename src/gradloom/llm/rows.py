@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base.arguments import what_is
 from ..base.errors import DataError, SettingError
 from ..base.memory import need_memory, show_bytes
 from ..data.dataset import IGNORED, split_rows
@@ -16,6 +17,7 @@ from .data_files import data_files
 from .forms import TEXTS, Form
 from .json_rows import is_samples
 from .labels import Classes
+from .message_marks import MOST
 from .model import Model
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Rows:
     values: np.ndarray | None = None
     samples: np.ndarray | None = None
     classes: Classes | None = None  # of labelled texts
+    weights: np.ndarray | None = None  # f32 [rows, T], of the loss of each label; None: 1 for each
 
     @property
     def report(self) -> str:
@@ -117,7 +120,7 @@ def read_rows(
         packed = data
     training, validation = split_rows(len(packed.tokens), _val_share(len(packed.tokens), val_split), seed)
     reports = (packed.report,) if hasattr(packed, "report") else ()
-    more = [getattr(packed, name, None) for name in (*_OF_PARTS, "classes")]
+    more = [getattr(packed, name, None) for name in (*_OF_PARTS, "classes", "weights")]
     return _checked(model, Rows(packed.tokens, packed.positions, packed.labels, training, validation, reports, *more))
 
 
@@ -154,6 +157,7 @@ def check_rows(data: Any, context: int | None, options: Mapping[str, Any], form:
         seen = ", ".join(f"{a.dtype}{list(a.shape)}" for a in arrays)
         raise DataError(f"data: tokens, positions and labels are {seen}; need three of i32 [rows, context]")
     check_form(data, form)
+    _check_weights(getattr(data, "weights", None), data.labels)
     if context is not None and context * form.parts != tokens.shape[1]:
         length = f"{form.parts} x {tokens.shape[1] // form.parts}" if form.parts > 1 else tokens.shape[1]
         raise SettingError(f"{{context}}: the rows are packed already, to {length} tokens", context=context)
@@ -208,6 +212,32 @@ def check_form(data: Any, form: Form) -> None:
         raise DataError(f"{what}: prompts have no labels; need those of pack(..., prompts=True)")
 
 
+def _check_weights(weights: Any, labels: np.ndarray) -> None:
+    """Raise DataError unless these are weights of labels, or None."""
+    if weights is None:
+        return
+    if not isinstance(weights, np.ndarray) or weights.shape != labels.shape or weights.dtype.kind != "f":
+        raise DataError(f"data: weights are {what_is(weights)}; need f32{list(labels.shape)}, one for each label")
+    if not (np.isfinite(weights) & (weights >= 0) & (weights <= MOST)).all():
+        raise DataError(f"data: a weight is negative, not finite or above {MOST:g}; need 0 to {MOST:g}")
+    if not (weights[labels != IGNORED] > 0).any():
+        raise DataError("data: the weights of all labels are 0; need one above 0")
+
+
+def need_weights(rows: Rows, objective: Any) -> None:
+    """Raise DataError if rows have weights that the objective does not read."""
+    if rows.weights is not None and not objective.takes_weights:
+        raise DataError(
+            f"data: samples or messages have weights, which the objective {objective.name} does not read; need"
+            " weights of 0 and 1, or the objective sft"
+        )
+
+
+def _weights_of(data: TokenData) -> np.ndarray:
+    """The weights of the labels, f32 [rows, T]."""
+    return (data.labels != IGNORED).astype(np.float32) if data.weights is None else data.weights
+
+
 def _joined(train: TokenData, val: TokenData) -> Rows:
     """Training rows, then validation rows."""
     rows = np.arange(len(train) + len(val))
@@ -225,7 +255,8 @@ def _joined(train: TokenData, val: TokenData) -> Rows:
             np.concatenate([_padded(one, most, 0) for one in (train.values, val.values)]),
             np.concatenate([_padded(one, most, -1) for one in (train.samples, after)]),
         ]
-    more.append(train.classes)
+    weighted = train.weights is not None or val.weights is not None
+    more += [train.classes, np.concatenate([_weights_of(train), _weights_of(val)]) if weighted else None]
     return Rows(
         np.concatenate((train.tokens, val.tokens)),
         np.concatenate((train.positions, val.positions)),
@@ -262,6 +293,8 @@ def _checked(model: Model, rows: Rows) -> Rows:
     if ((rows.positions < 0) | (rows.positions > np.arange(length))).any():
         raise DataError("data: a position is before the start of its row; need positions that count from 0")
     counted = rows.labels != IGNORED if rows.parts is None else rows.parts >= 0
+    if rows.weights is not None:
+        counted = counted & (rows.weights > 0)
     if not counted[rows.train].any():
         raise DataError("data: no token counts for the loss; need at least one label")
     return rows

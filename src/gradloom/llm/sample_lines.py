@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .json_rows import JSON_NAMES, BadRow
 
-# Parts of a line's text, and whether each counts. bos and eos are added according to the kind of sample.
-Parts = tuple[list[str], list[bool]]
+# Parts of a line's text, and the weight of each: 1 (True) counts, 0 (False) does not; None: text around the turns of a
+# chat. bos and eos are added according to the kind of sample.
+Parts = tuple[list[str], Sequence[float | None]]
 
 
 class ChatLine(NamedTuple):
@@ -22,10 +24,11 @@ class ChatLine(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The token sequences of a sample (one, or one for each side of a preference), and its numbers."""
+    """The token sequences of a sample (one, or one for each side of a preference), its numbers, and its weight."""
 
     sequences: list[Parts | ChatLine]
     values: tuple[float, ...] = ()
+    weight: float = 1.0
 
 
 class Keys(NamedTuple):

@@ -27,6 +27,9 @@ class Report:
     counted: int = 0  # tokens whose prediction is learned
     bad_lines: int = 0
     bad: tuple[str, ...] = ()  # the first of them: line and reason
+    messages_excluded: int = 0  # turns of the assistant that do not count, by "train" or "weight"
+    messages_weighted: int = 0  # those with a weight other than 0 and 1
+    samples_weighted: int = 0  # samples with a weight other than 1
     as_text: int = 0  # samples with names of control tokens, such as </s>, that are text
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> samples
     context: int = 0
@@ -56,6 +59,13 @@ class Report:
             lines.append(f"{count_of(self.rows, 'row')} of {length} tokens, {self.padding:.1%} padding")
         if self.unused:
             lines.append(f"keys not read: {in_one_line(', '.join(self.unused))}")
+        marked = [
+            *[count_of(self.messages_excluded, "message") + " excluded"] * bool(self.messages_excluded),
+            *[count_of(self.messages_weighted, "message") + " weighted"] * bool(self.messages_weighted),
+            *[count_of(self.samples_weighted, "sample") + " weighted"] * bool(self.samples_weighted),
+        ]
+        if marked:
+            lines.append(f"weights: {', '.join(marked)}")
         if self.as_text:
             lines.append(
                 f"names of control tokens: text in {count_of(self.as_text, 'sample')}; special=True (--special) reads"
@@ -84,6 +94,7 @@ class Samples:
     values   f32 [samples, V], numbers of each sample: its margin; of judged completions 1 (good) or 0 (bad); of
              labelled texts the number of its class, 1 for each class that it has, or its number; or None
     classes  names of the classes of labelled texts, or None
+    weights  f32 [n], of the loss of each token that counts, else 0; None: 1 for each that counts
     report   counts of the file
     """
 
@@ -97,8 +108,9 @@ class Samples:
         parts: int = 1,
         values: np.ndarray | None = None,
         classes: Classes | None = None,
+        weights: np.ndarray | None = None,
     ) -> None:
-        self.classes = classes
+        self.classes, self.weights = classes, weights
         self.tokens, self.counted, self.starts = tokens, counted, starts
         self.stream, self.parts, self.values = stream, parts, values
         self.report = replace(
@@ -127,7 +139,10 @@ class Samples:
                 f"{self.report.path}: one long text is not a set of samples; split its windows after packing"
             )
         first, last = split_rows(len(self), val_split, seed)
-        without_skipped = replace(self.report, bad_lines=0, bad=(), skipped={}, unused=())
+        without_skipped = replace(
+            self.report, bad_lines=0, bad=(), skipped={}, unused=(),
+            messages_excluded=0, messages_weighted=0, samples_weighted=0,
+        )  # fmt: skip
         return self._take(np.sort(first), self.report), self._take(np.sort(last), without_skipped)
 
     def with_other_completions(self) -> Samples:
@@ -155,7 +170,8 @@ class Samples:
         of_token = np.repeat(of_part, sizes)
         values = None if self.values is None else self.values[picked]
         tokens, counted = self.tokens[of_token], self.counted[of_token]
-        return Samples(tokens, counted, starts, report, False, self.parts, values, self.classes)
+        weights = None if self.weights is None else self.weights[of_token]
+        return Samples(tokens, counted, starts, report, False, self.parts, values, self.classes, weights)
 
 
 def count_of(count: int, what: str) -> str:

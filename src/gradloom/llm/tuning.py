@@ -172,7 +172,7 @@ class Sizes(NamedTuple):
     all_rows         rows of the data
     context          the most tokens of each part of a sample
     samples          the most samples of a row
-    numbers          numbers of each sample
+    numbers          numbers of each sample, or of each token: its weight
     """
 
     rows: int
