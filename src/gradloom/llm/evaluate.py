@@ -142,13 +142,12 @@ def evaluate(
         feeds["picks"] = _picks(labels.ravel(), model.config.vocab_size)
         (nll,) = run(**feeds)
         own = labels.ravel() >= 0
-        counted = nll[own].astype(np.float64)
-        if not np.isfinite(counted).all():
+        if not np.isfinite(nll[own]).all():
             what = "evaluate: the loss of " + (f"row {start}" if n == 1 else f"rows {start} to {part.stop - 1}")
             raise not_finite(what, model, bound, run, [value], {}, **placed_options(options, layers))
-        count += len(counted)
+        count += int(own.sum())
         weights = labels >= 0 if data_rows.weights is None else _padded(data_rows.weights[part], size)
-        sums += _sums(counted, weights.ravel()[own])
+        sums += _sums(nll[own], weights.ravel()[own])
         measured = _perplexity(sums, count, start + n, time.perf_counter() - began, layers)
         if on_progress is not None:
             on_progress(start + n, rows, measured)
@@ -183,7 +182,7 @@ def _padded(array: np.ndarray, rows: int, fill: int = 0) -> np.ndarray:
 
 def _sums(nll: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """f64 [4]: sums of the weights, their squares, and weight times nll and nll^2 of each token that counts."""
-    each = weights.astype(np.float64)
+    each, nll = weights.astype(np.float64), nll.astype(np.float64)
     return np.array([each.sum(), (each * each).sum(), (each * nll).sum(), (each * np.square(nll)).sum()])
 
 
