@@ -92,8 +92,8 @@ def test_texts_that_are_too_short_or_no_texts(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(FileError, match="folder.txt: cannot be read: is a directory"):
         read_samples(tmp_path / "folder.txt", tok)
-    with pytest.raises(DataError, match=r"the name ends in .csv; possible are .txt"):
-        read_samples(text(tmp_path, "a", "t.csv"), tok)
+    with pytest.raises(DataError, match=r"the name ends in .xlsx; possible are .txt"):
+        read_samples(text(tmp_path, "a", "t.xlsx"), tok)
     with refused("context", 0):
         pack(read_samples(text(tmp_path, "12345"), tok), 0)
 

@@ -27,7 +27,8 @@ from .options import (
 from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, MemoryOptions, SaveOptions, StepOptions
 
 DATA_HELP = (
-    "A .txt, a .jsonl or .json of text, prompt and completion, or messages, or a folder with train, valid, test.jsonl."
+    "A .txt; a .jsonl, .json, .csv, .parquet or .arrow of text, prompt and completion, or messages; or a folder with"
+    " train, valid and test."
 )
 PLANNED = "finetune plan"
 

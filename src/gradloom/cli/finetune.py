@@ -74,7 +74,7 @@ def _prepare(
     """Everything up to the first step: read, planned, announced; what cannot be is refused. The place to write is
     claimed until `claimed` is closed."""
     from ..files import claim, names_folder
-    from ..llm.data_files import data_files
+    from ..llm.data_files import data_files, shards
     from ..llm.finetune import Run
     from ..llm.lora import files_of_adapter
     from ..llm.model import load
@@ -91,7 +91,7 @@ def _prepare(
         loaded = load(use.model)
         given = trained(use, loaded, alpha=use.alpha, rslora=use.rslora)
         test = data_files(use.data).test  # measured at the end
-    compared = {} if test is None else {"test rows": lambda: [digest(test)]}
+    compared = {} if test is None else {"test rows": lambda: [digest(path) for path in shards(test)]}
     run: Run
     recorded = RunInputs(inputs, lambda: _settings(run, use, inputs), compared)
     run = Run(loaded, use.data, given, data_options=options, callbacks=[recorded], **training(use, ranks))

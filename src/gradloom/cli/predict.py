@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HELP = """Predict the target of each row, as CSV: the prediction, and for classes the probability of each.
 
 MODEL can also be a language model with a head, of finetune with --objective reward, classify or regress: then DATA is
-a .csv, .jsonl or .json file of texts as in its training, or a .txt with a text in each line.
+a .csv, .parquet, .arrow, .jsonl or .json file of texts as in its training, or a .txt with a text in each line.
 
 Where the file holds the target too, stderr shows the scores: of a file that the model was trained on separately for
 training, validation and test rows.
@@ -48,7 +48,7 @@ def predict(
         str,
         Argument(
             help="A .csv, .csv.gz, .parquet or .npz file, a folder of idx files, or - for CSV on stdin; of texts a"
-            " .csv, .jsonl, .json or .txt file."
+            " .csv, .parquet, .arrow, .jsonl, .json or .txt file."
         ),
     ],
     out: Annotated[str | None, Option(help="CSV file to write. [default: stdout]")] = None,

@@ -4,6 +4,7 @@
     .jsonl  a sample per line: {"text"}, {"prompt", "completion"}, {"messages"}, or Alpaca's or ShareGPT's format, as
             the first line
     .json   the same objects as one array
+    .csv, .tsv, .parquet, .arrow, .feather  the same keys as columns
 
 For a training on preferences a line is {"prompt", "chosen", "rejected"}, on judged completions {"prompt", "completion",
 "label"}, on labelled texts {"text", "label"}; see llm.preferences and llm.labelled.
@@ -28,13 +29,14 @@ from ..base.errors import DataError, FileError, SettingError
 from ..base.habits import hinted
 from ..base.reasons import unreadable
 from ..data.dataset import IGNORED, split_rows
-from .data_files import JSON, JSONL, TEXT
+from .data_files import TEXT
 from .data_options import OF_ONE_TEXT, check_effective, prompt_keys
 from .forms import TEXTS, Form
-from .json_rows import JsonRows, Source, is_samples, text_blocks
+from .json_rows import Source, is_samples, text_blocks
 from .jsonl import JsonLines
 from .labels import Classes
 from .packing import TokenData, pack
+from .row_readers import need_file, reader_of
 from .sample_lines import Keys
 from .samples import Report, Samples
 
@@ -105,7 +107,8 @@ def read_samples(
     classes: Classes | None = None,
     skip_bad_lines: bool = False,
 ) -> Samples:
-    """Read the samples of a .txt, .jsonl or .json file, or of a list of dicts with the keys of .jsonl lines.
+    """Read the samples of a .txt, .jsonl, .json, .csv, .tsv, .parquet or .arrow file, of a folder that datasets wrote,
+    of a list of dicts with the keys of .jsonl lines, or of a table in memory with such columns.
 
     form            Form of the samples: texts, prompts with completions and chats by default, or that of an objective
                     that learns from preferences or judged completions
@@ -139,7 +142,12 @@ def read_samples(
     """
     rows = None if isinstance(path, (str, os.PathLike)) or not is_samples(path) else path
     if rows is None:
-        need_path(path, "read_samples", "path", "a path (.txt, .jsonl, .json), or a list of dicts")
+        need_path(
+            path,
+            "read_samples",
+            "path",
+            "a path (.txt, .jsonl, .csv, ...), a list of dicts, or a table",
+        )
     as_chat, special = as_bool("as_chat", as_chat), as_bool("special", special)
     skip_bad_lines = as_bool("skip_bad_lines", skip_bad_lines)
     train_on_all = None if train_on_all is None else as_bool("train_on_all", train_on_all)
@@ -163,12 +171,9 @@ def read_samples(
         text = f"{shown}: {{train_on_all}} requires texts, pairs or chats to continue, not {what}"
         raise DataError(text, train_on_all=True)
     kind = Path(shown).suffix.lower()
-    if rows is None and kind not in TEXT + JSONL + JSON:
-        need = " ".join(TEXT + JSONL + JSON)
-        raise DataError(f"{shown}: the name ends in {kind or 'nothing'}; possible are {need}")
     try:
-        if rows is None:
-            _need_file(shown)
+        if kind in TEXT:
+            need_file(shown)
         if kind in TEXT and form.kind != "texts":
             raise DataError(f"{shown}: is one text; need {_LINE_OF[form.kind]} in each line of a .jsonl")
         if kind in TEXT:
@@ -181,20 +186,12 @@ def read_samples(
             if not isinstance(given[name], str | None):
                 raise SettingError(setting=name, seen=given[name], need="a text")
         reader = JsonLines(
-            JsonRows(shown if rows is None else rows), tokenizer, "\n" if separator is None else separator, as_chat,
+            reader_of(shown if rows is None else rows), tokenizer, "\n" if separator is None else separator, as_chat,
             bool(train_on_all), special, chat_template, adapter_template, skip_bad_lines, asked, form, classes,
         )  # fmt: skip
         return reader.read(Keys(text_key, keys, completion_key, messages_key, chosen_key, rejected_key, label_key))
     except OSError as error:
         raise FileError(f"{shown}: {unreadable(error)}") from None
-
-
-def _need_file(path: str) -> None:
-    size = os.stat(path).st_size
-    if Path(path).is_dir():
-        raise IsADirectoryError(21, "is a directory")
-    if size == 0:
-        raise DataError(f"{path}: the file is empty; need a text, or a sample per line")
 
 
 def _read_text(path: str, tokenizer: Tokenizer, special: bool) -> Samples:

@@ -1,4 +1,4 @@
-"""Rows of JSON data: the lines of a .jsonl file, the elements of a JSON array, or dicts in memory."""
+"""Rows of JSON data: the lines of a .jsonl file, or the elements of a JSON array."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from .data_files import JSON
 
 _READ = 1 << 20  # bytes that are read at once
 _BLANKS = re.compile(r"[ \t\n\r]*")
+# methods and attributes of tables of pyarrow, polars, pandas and Hugging Face
+_OF_TABLES = (("to_pylist", "num_rows"), ("to_dicts", "iter_slices"), ("iloc", "columns"), ("column_names", "features"))
 JSON_NAMES = {list: "list", str: "text", int: "number", float: "number", bool: "truth value", type(None): "null"}
 
 
@@ -25,41 +27,59 @@ class BadRow(Exception):
     """The reason why a row is not a sample."""
 
 
-Source = str | os.PathLike[str] | Collection[Mapping[str, Any]]  # samples: a path, or dicts in memory
+class Table(Protocol):
+    """A table in memory: of pyarrow, a DataFrame of pandas or polars, or a Dataset of Hugging Face."""
+
+    def __len__(self) -> int: ...
+
+
+Source = str | os.PathLike[str] | Collection[Mapping[str, Any]] | Table  # samples: a path, or in memory
 Row = tuple[int, "dict[str, Any] | BadRow"]  # number, from 1; the object
 
 
 def is_samples(data: object) -> bool:
-    """Samples in memory: a list, or another collection with a length, of dicts."""
+    """Samples in memory: a list, or another collection with a length, of dicts; or a Table."""
+    if hasattr(data, "__len__") and any(all(hasattr(data, name) for name in names) for names in _OF_TABLES):
+        return not isinstance(data, Mapping)
     plain = isinstance(data, Collection) and not isinstance(data, (str, bytes, Mapping, np.ndarray, os.PathLike))
-    return plain and not hasattr(data, "tokens") and type(data).__name__ != "DataFrame"
+    return plain and not hasattr(data, "tokens")
 
 
-class JsonRows:
+class RowReader:
     """Rows in order.
 
-    data  the path of a .jsonl or .json file, or dicts in memory. A .json file is an array of objects, or has an object
-          on each line; an array is read block by block, so memory is bounded by its largest element
-    name  for messages; unit: "line" or "sample"
+    name       for messages
+    unit       "line", "row" (both named by their number in the file) or "sample"
+    has_cells  all values are texts, also those of numbers
     """
 
-    def __init__(self, data: str | Collection[Any]) -> None:
-        self.data = data
-        self.name = data if isinstance(data, str) else "data"
-        is_array = isinstance(data, str) and Path(data).suffix.lower() in JSON and not _has_lines(data)
-        self.unit = "sample" if is_array or not isinstance(data, str) else "line"
+    has_cells = False
+
+    def __init__(self, name: str, unit: str) -> None:
+        self.name, self.unit = name, unit
 
     def where(self, number: int) -> str:
         """The place of a row: PATH:3, or PATH: sample 3."""
-        return f"{self.name}:{number}" if self.unit == "line" else f"{self.name}: sample {number}"
+        return f"{self.name}: sample {number}" if self.unit == "sample" else f"{self.name}:{number}"
 
     def __iter__(self) -> Iterator[Row]:
-        if not isinstance(self.data, str):
-            return enumerate(map(_in_memory, self.data), 1)
-        return _lines(self.data) if self.unit == "line" else _elements(self.data)
+        raise NotImplementedError(f"{type(self).__name__}.__iter__")
 
 
-def _in_memory(row: object) -> dict[str, Any] | BadRow:
+class JsonRows(RowReader):
+    """The rows of a .jsonl or .json file. A .json file is an array of objects, or has an object on each line; an array
+    is read block by block, so memory is bounded by its largest element."""
+
+    def __init__(self, path: str) -> None:
+        is_array = Path(path).suffix.lower() in JSON and not _has_lines(path)
+        super().__init__(path, "sample" if is_array else "line")
+
+    def __iter__(self) -> Iterator[Row]:
+        return _lines(self.name) if self.unit == "line" else _elements(self.name)
+
+
+def in_memory(row: object) -> dict[str, Any] | BadRow:
+    """A row of a list as a dict."""
     if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
         hint = "; a text is {'text': ...}" if isinstance(row, str) else ""
         return BadRow(f"is {what_is(row)}; need a dict with texts as keys{hint}")

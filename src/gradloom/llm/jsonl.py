@@ -12,14 +12,15 @@ from .chat import ChatTemplate
 from .chat_forms import ALPACA, MESSAGES, PAIR, SYSTEM, is_sharegpt, messages_of_sharegpt
 from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, PAIR_OPTIONS, check_effective
 from .forms import TEXTS, Form
-from .json_rows import BadRow, JsonRows
+from .json_rows import BadRow, RowReader
 from .labelled import Labelled
 from .labels import Classes, Labels
 from .message_marks import WEIGHT, Marked, is_number, plain, weight_of, weights_of_turns, without_marks
-from .preferences import Judged, Preferences
+from .preferences import LABEL, MARGIN, Judged, Preferences
 from .sample_lines import ChatLine, Keys, Line, Parts, keys_of, pair_of, prompt_of, text_of, turns_of, whole_text
 from .samples import Report, Samples, count_of
 from .special_tokens import RenderedText
+from .table_rows import number_in
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -39,7 +40,7 @@ class JsonLines:
 
     def __init__(
         self,
-        rows: JsonRows,
+        rows: RowReader,
         tokenizer: Tokenizer,
         separator: str,
         as_chat: bool,
@@ -71,11 +72,13 @@ class JsonLines:
         """Read all samples. Keys that are None are chosen by the first line."""
         take: Callable[[dict[str, Any]], Line | None] | None = None
         waiting: list[tuple[int, Line | BadRow]] = []
+        numeric = self._numeric(keys)
         line = 0
         for line, row in self.rows:
             try:
                 if isinstance(row, BadRow):
                     raise row
+                row |= {key: number_in(row[key]) for key in numeric if key in row}
                 row = {key: value for key, value in row.items() if value is not None}
                 if take is None:
                     take = self._decide(row, line, keys)
@@ -115,6 +118,13 @@ class JsonLines:
             1 if judged else self.form.parts, values, classes, self._weights(),
         )  # fmt: skip
         return read.with_other_completions() if judged and self.form.parts == 2 else read
+
+    def _numeric(self, keys: Keys) -> list[str]:
+        """The keys that hold numbers or truth values, where all values are texts."""
+        if not self.rows.has_cells:
+            return []
+        is_number = self.form.kind == "judged" or self.form.labels == "numbers"
+        return [WEIGHT, MARGIN, *[keys.label or LABEL] * is_number]
 
     def _weights(self) -> np.ndarray | None:
         """The weights of all tokens; None where each that counts has the weight 1."""

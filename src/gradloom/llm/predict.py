@@ -22,10 +22,11 @@ from .chat_forms import MESSAGES
 from .forms import Form
 from .head import HEAD, Head
 from .headed import Headed
-from .json_rows import is_samples
+from .json_rows import BadRow, is_samples
 from .model import model_of
 from .not_finite import not_finite
 from .objective import Forward
+from .row_readers import reader_of
 from .rows import CONTEXT, Rows
 from .scored import HeadObjective
 
@@ -160,6 +161,13 @@ def with_head_of(model: Model, adapter: Any) -> Any:
 def _as_rows(texts: Any, head: Head, key: str) -> list[Any]:
     """The texts as dicts; of a reward a text is a completion without a prompt, which the end of text follows."""
     given: Any = [texts] if isinstance(texts, str) else texts
+    if not isinstance(given, (list, tuple)) and is_samples(given):
+        reader = reader_of(given)
+        given = []
+        for number, row in reader:
+            if isinstance(row, BadRow):
+                raise DataError(f"predict: {reader.where(number)} {row}")
+            given.append(row)
     listed = isinstance(given, Collection) and not isinstance(given, (bytes, Mapping))
     if listed and given and all(isinstance(one, str) for one in given):
         given = [{key: one} for one in given]

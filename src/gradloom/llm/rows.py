@@ -70,7 +70,7 @@ def read_rows(
 ) -> Rows:
     """The rows of a file, or TokenData as they are, checked against the model's vocabulary and context.
 
-    data: a path, a list of dicts (the objects of a .jsonl), or rows of tokens.
+    data: a path, a list of dicts (the objects of a .jsonl), a table, or rows of tokens.
     val: a file, or a list of dicts, for validation instead of a share of data; of a folder of data its valid.jsonl (see
     data_files). adapter: its chat template, if it has one, is used unless the options contain one. form: that of the
     samples; each of their parts has at most `context` tokens of a row.
@@ -149,8 +149,8 @@ def check_rows(data: Any, context: int | None, options: Mapping[str, Any], form:
     arrays: list[Any] = [getattr(data, name, None) for name in ("tokens", "positions", "labels")]
     if not all(isinstance(a, np.ndarray) for a in arrays):
         raise DataError(
-            f"data: got {type(data).__name__}; need a path (.txt, .jsonl, .json), a list of dicts, or TokenData "
-            "(gl.llm.pack)"
+            f"data: got {type(data).__name__}; need a path (.txt, .jsonl, .csv, ...), a list of dicts, a table, or"
+            " TokenData (gl.llm.pack)"
         )
     tokens = arrays[0]
     if tokens.ndim != 2 or any(a.shape != tokens.shape or a.dtype.kind not in "iu" for a in arrays):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,8 +58,8 @@ def value_of(row: dict[str, Any], key: str, first: str) -> Any:
 
 
 def name_of(value: object) -> str:
-    """The JSON type of a value, for messages."""
-    return JSON_NAMES.get(type(value), "JSON object")
+    """The type of a value, for messages: that of JSON, or of Python where JSON has none."""
+    return JSON_NAMES.get(type(value), "JSON object" if isinstance(value, Mapping) else type(value).__name__)
 
 
 def whole_text(text: str, name: str) -> str:
