@@ -126,3 +126,28 @@ def test_training_ends_with_scores(capsys: Any, folder: Path, tmp_path: Path, ob
     used = next(line for line in err.splitlines() if line.startswith("use it"))
     assert used.endswith(f"gradloom predict {folder / 'm.gguf'} --lora {tmp_path / 'o.gguf'} texts.csv")
     assert not any(line.startswith("elsewhere") for line in err.splitlines())
+
+
+def test_options_of_reading(capsys: Any, folder: Path, tmp_path: Path) -> None:
+    """Each changes the numbers, but for --threads."""
+    chats = [[{"role": "user", "content": f"{text} </s>"}, {"role": "assistant", "content": "yes"}] for text in TEXTS]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"talk": chat}) + "\n" for chat in chats))
+    source = "{% for m in messages %}{{ m.role + ': ' + m.content + ' ' }}{% endfor %}"
+    (tmp_path / "one.jinja").write_text(source)
+    (tmp_path / "two.jinja").write_text(source.replace(": ", " - "))
+    given = ["predict", folder / "m.gguf", tmp_path / "c.jsonl", "--lora", folder / "reward.gguf"]
+    given += ["--messages-key", "talk", "--chat-template"]
+    code, plain, err = run(capsys, *given, tmp_path / "one.jinja")
+    assert code == 0, err
+    assert run(capsys, *given, tmp_path / "one.jinja", "--threads", 2)[1] == plain
+    changed = [
+        [tmp_path / "two.jinja"],
+        *([tmp_path / "one.jinja", *more] for more in (["--context", 4], ["--special"])),
+    ]
+    for words in changed:
+        code, out, err = run(capsys, *given, *words)
+        assert code == 0, err
+        assert out != plain
+    for words in (["--context", 0], ["--context", 10**6], ["--threads", 0]):
+        code, _, err = run(capsys, *given, tmp_path / "one.jinja", *words)
+        assert code == 2 and words[0] in err and err.count("\n") == 1

@@ -285,6 +285,15 @@ def test_the_plan_includes_metrics(tmp_path: Path) -> None:
             "label_smoothing=0.1 requires loss_type sigmoid, not hinge",
         ),
         ({"objective": Dpo(), "beta": 0.5}, "cannot be combined with an Objective"),
+        (
+            {"objective": "dpo", "loss_type": "ipo", "beta": 1e-30},
+            "beta=1e-30 must be at least 1e-15 with loss_type ipo",
+        ),
+        ({"objective": "cpo", "loss_type": "ipo", "beta": 1e-16}, "must be at least 1e-15 with loss_type ipo"),
+        (
+            {"objective": "kto", "desirable_weight": 0.0, "undesirable_weight": 0.0},
+            "desirable_weight=0 and undesirable_weight=0 are both 0",
+        ),
         ({"objective": "dpo", "label_smoothing": 0.5}, "label_smoothing"),
     ],
 )

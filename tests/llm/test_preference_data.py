@@ -529,3 +529,41 @@ def test_rows_that_the_caller_packed(model):
 def test_a_small_tokenizer_without_eos():
     tok = Tokenizer(byte_bpe(control=("<|endoftext|>",), eos_token_id=256))
     assert read_samples([PAIR], tok, form=PAIRS).tokens[-1] == 256
+
+
+def test_sides_that_are_identical_after_the_cut_are_skipped():
+    """Of pairs with a long common start; judged completions are not compared."""
+    rows = [
+        {"prompt": "p", "chosen": "x" * 30 + "good", "rejected": "x" * 30 + "bad"},
+        {"prompt": "p", "chosen": "x" * 30, "rejected": "y" * 30},
+        {"prompt": "p", "chosen": "abc", "rejected": "abd"},
+    ]
+    for last in (False, True):
+        data = pack(read_samples(rows, tokenizer(), form=PAIRS), 16, last=last)
+        assert data.report.skipped == {"identical sides after the cut": 1}
+        assert (data.report.samples, data.report.cut) == (2, 1)
+        assert sorted(data.samples[data.samples >= 0]) == [1, 2]
+        assert len(pack(read_samples(rows, tokenizer(), form=PAIRS), 64, last=last).report.skipped) == 0
+    with pytest.raises(DataError, match="no sample has a token to learn within 16 tokens"):
+        pack(read_samples(rows[:1], tokenizer(), form=PAIRS), 16)
+
+
+def test_sides_of_the_same_tokens_are_identical():
+    """Texts that differ only before the chat template trims them."""
+    source = CHATML.replace("message['content']", "message['content'] | trim")
+    row = {"prompt": "p", "chosen": "x ", "rejected": "x"}
+    samples = read_samples([row, row | {"rejected": "y"}], tokenizer(chat_template=source), form=PAIRS, as_chat=True)
+    assert pack(samples, 64).report.skipped == {"identical sides": 1}
+
+
+def test_a_prompt_that_is_null_is_absent():
+    rows = [{"prompt": None, "chosen": "a b", "rejected": "a c"}, {"chosen": "d e", "rejected": "d f", "prompt": None}]
+    listed = [{key: value for key, value in row.items() if value is not None} for row in rows]
+    one, two = (read_samples(each, tokenizer(), form=PAIRS) for each in (rows, listed))
+    np.testing.assert_array_equal(one.tokens, two.tokens)
+    np.testing.assert_array_equal(one.counted, two.counted)
+    for row, message in (({"prompt": None, "completion": "a", "label": True}, "the keys are completion, label"),):
+        with pytest.raises(DataError, match=message):
+            read_samples([row], tokenizer(), form=JUDGED)
+    with pytest.raises(DataError, match="sample 2: the keys are chosen, rejected; need prompt, as in sample 1"):
+        read_samples([{"prompt": "p"} | listed[0], rows[1]], tokenizer(), form=PAIRS)

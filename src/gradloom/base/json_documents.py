@@ -73,6 +73,8 @@ _READ = "once the data are read"
 _CLASSES = "for classification"
 _REWARDS = "mean reward and log-probability of a side: of the validation rows, or without any of those trained on"
 _SIDES = "for preferences"
+_ROW_LOSS = "nats/row; of mse squared standard deviations of the target"
+_LOSS = "nats/token; of other objectives than sft see docs/objectives.md"
 _SPREADS = "uncertainty (standard error) of the number of that name"
 _EPOCH = (
     Key("epoch", int, "from 1"),
@@ -103,9 +105,9 @@ FIT = Document(
             Key("rows_val", int, "rows validated on"),
             Key("rows_test", int, "test rows"),
             Key("folds", int | None, "folds of an ensemble, each left out by one network"),
-            Key("train_loss", Number, "training loss in the epoch of the saved weights", when="after a step"),
-            Key("val_loss", Number, "the same of the validation rows", when="with validation rows"),
-            Key("test_loss", Number, "loss of the test rows", when="at the end, with test rows"),
+            Key("train_loss", Number, "training loss in the epoch of the saved weights", _ROW_LOSS, "after a step"),
+            Key("val_loss", Number, "the same of the validation rows", _ROW_LOSS, "with validation rows"),
+            Key("test_loss", Number, "loss of the test rows", _ROW_LOSS, "at the end, with test rows"),
             Key(r"(train|val)_accuracy", float, "share of correct rows", when=_CLASSES, pattern=True),
             Key(r"(train|val|test)_.+_unc", Number, _SPREADS, when="if defined", pattern=True),
             Key(
@@ -245,11 +247,11 @@ FINETUNE = Document(
             Key("precision", str, "f32 or bf16"),
             Key("ranks", int, "processes"),
             Key("saved_epoch", int, "epoch of the saved weights", when="after a step"),
-            Key("train_loss", float, "in the epoch of the saved weights", "nats/token", "after a step"),
-            Key("val_loss", float, "of the validation rows, saved weights", "nats/token", "with validation rows"),
-            Key("val_loss_before", float, "the same before the first step", "nats/token", "with validation rows"),
-            Key("test_loss", float, "of the test rows", "nats/token", "at the end, with test rows"),
-            Key(r"(train|val|test)_loss(_before)?_unc", float, _SPREADS, "nats/token", "if defined", pattern=True),
+            Key("train_loss", float, "in the epoch of the saved weights", _LOSS, "after a step"),
+            Key("val_loss", float, "of the validation rows, saved weights", _LOSS, "with validation rows"),
+            Key("val_loss_before", float, "the same before the first step", _LOSS, "with validation rows"),
+            Key("test_loss", float, "of the test rows", _LOSS, "at the end, with test rows"),
+            Key(r"(train|val|test)_loss(_before)?_unc", float, _SPREADS, _LOSS, "if defined", pattern=True),
             Key(r"(test_)?(rewards|logps)_(chosen|rejected)", float, _REWARDS, when=_SIDES, pattern=True),
             Key(
                 r"(test_)?rewards_accuracy",
@@ -261,11 +263,13 @@ FINETUNE = Document(
             Key(
                 r"(test_)?rewards_margin", float, "mean difference of the rewards of a pair", when=_SIDES, pattern=True
             ),
+            Key(r"(test_)?nll_loss", float, "see docs/objectives.md", "nats/token", _SIDES, pattern=True),
             Key(
-                r"(test_)?(nll_loss|log_odds_ratio|log_odds_chosen|kl)",
+                r"(test_)?(log_odds_ratio|log_odds_chosen|kl)",
                 float,
                 "see docs/objectives.md",
-                when=_SIDES,
+                "nats",
+                _SIDES,
                 pattern=True,
             ),
             Key(r"(test_)?(rewards|logps|nll|log|kl).*_unc", float, _SPREADS, when=_SIDES, pattern=True),

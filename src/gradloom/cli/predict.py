@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ..base.json_documents import PREDICT
 from ..base.settings import PRECISIONS
-from .common import Device, Precision, json_text, need_one_of, print_report, warn
+from .common import Device, Precision, Threads, json_text, need_one_of, need_whole, print_report, warn
 from .csv_text import csv_line, not_a_formula
-from .language import AsChat, CompletionKey, LabelKey, Lora, PromptKey, TextKey
+from .language import (
+    AsChat,
+    CompletionKey,
+    LabelKey,
+    Lora,
+    MessagesKey,
+    PromptKey,
+    Special,
+    Template,
+    TextKey,
+    read_template,
+)
 from .parser import Argument, Option
 from .run_settings import check_device
 from .saved_settings import Inputs
@@ -69,8 +80,15 @@ def predict(
     text_key: TextKey = None,
     prompt_key: PromptKey = None,
     completion_key: CompletionKey = None,
+    messages_key: MessagesKey = None,
     label_key: LabelKey = None,
     as_chat: AsChat = False,
+    chat_template: Template = None,
+    special: Special = False,
+    context: Annotated[
+        int | None, Option(help="Most tokens of a text, of which the first are read. [default: the model's context]")
+    ] = None,
+    threads: Threads = None,
     precision: Precision = None,
     device: Device = None,
     json: Annotated[
@@ -80,6 +98,8 @@ def predict(
 ) -> int:
     """Run the command; returns its exit code."""
     need_one_of("precision", precision, PRECISIONS)
+    for name, number in (("context", context), ("threads", threads)):
+        need_whole(name, number)
     check_device(device)
     names = _names(keep)
     from ..base.errors import SettingError
@@ -89,17 +109,20 @@ def predict(
         raise SettingError(text, escape_formulas=True, out=..., json=...)
     of_texts = {
         "lora": lora, "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key,
-        "label_key": label_key, "as_chat": as_chat or None,
+        "messages_key": messages_key, "label_key": label_key, "as_chat": as_chat or None,
+        "chat_template": chat_template, "special": special or None, "context": context,
     }  # fmt: skip
     if out is not None:
         _check_out(out, *([model] if lora is None else [model, lora]), data=data)
     if is_language_model(model):
         from .predict_texts import TextUse, predict_texts
 
-        reading = {name: value for name, value in of_texts.items() if value is not None}
-        reading = {name: value for name, value in reading.items() if name not in ("lora", "label_key")}
+        reading: dict[str, Any] = {name: value for name, value in of_texts.items() if value is not None}
+        reading = {name: value for name, value in reading.items() if name not in ("lora", "label_key", "context")}
+        if chat_template is not None:
+            reading["chat_template"] = read_template(chat_template)
         cell = not_a_formula if escape_formulas else str
-        options = {"precision": precision, "device": device}
+        options = {"context": context, "precision": precision, "device": device, "threads": threads}
         return predict_texts(
             TextUse(model, data, lora, out, names, encoding, cell, json, label_key or "label", reading, options)
         )
@@ -107,12 +130,12 @@ def predict(
         if value is not None:
             text = f"{{{name}}} requires a language model as MODEL: FILE.gguf or a Hugging Face folder"
             raise SettingError(text, {name: value})
-    return _predict_table(model, data, out, names, encoding, escape_formulas, precision, device, json)
+    return _predict_table(model, data, out, names, encoding, escape_formulas, precision, device, threads, json)
 
 
 def _predict_table(
     model: str, data: str, out: str | None, names: list[str], encoding: str | None, escape_formulas: bool,
-    precision: str | None, device: str | None, json: bool,
+    precision: str | None, device: str | None, threads: int | None, json: bool,
 ) -> int:  # fmt: skip
     """Predictions of a model that `gradloom fit` saved."""
     from ..base.errors import DataError
@@ -132,7 +155,7 @@ def _predict_table(
         uses, warnings = (None, []) if targets is None else _uses(opened, path, inputs, features, targets)
     _print_notes(notes, problems)
     try:
-        outputs = opened.outputs(features, precision=precision, device=device)
+        outputs = opened.outputs(features, precision=precision, device=device, threads=threads)
     except DataError as error:
         raise DataError(f"{model}, {data}: {error}") from None
     cell = not_a_formula if escape_formulas else str

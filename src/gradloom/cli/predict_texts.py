@@ -33,7 +33,7 @@ class TextUse:
     json: bool
     label: str  # key of the label in the data
     reading: Mapping[str, Any]  # of the texts
-    options: Mapping[str, Any]  # of gl.compile
+    options: Mapping[str, Any]  # context, and those of gl.compile
 
 
 def predict_texts(use: TextUse) -> int:

@@ -69,11 +69,12 @@ def command_settings(command: str, *records: type) -> Any:
 
 
 def flag_of(record: type, name: str) -> Any:
-    """The declaration of an option, for commands without a settings file: its first flag."""
+    """The declaration of an option, for commands without a settings file: its first flag. The parameter's default is
+    shown by the parser."""
     one = options_of(record)[name]
     flag = one.flag(one.flags[0].commands.split()[0])
     assert flag is not None
-    return Setting(name, flag.kind, flag.default, flag.help, metavar=flag.metavar).parameter
+    return Setting(name, flag.kind, None, flag.help, metavar=flag.metavar).parameter
 
 
 def settings_of(kind: Any) -> dict[str, Setting]:

@@ -9,15 +9,28 @@ import numpy as np
 
 from ..base.errors import DataError
 from .chat import ChatTemplate
-from .chat_forms import ALPACA, MESSAGES, PAIR, SYSTEM, is_sharegpt, messages_of_sharegpt
-from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, PAIR_OPTIONS, check_effective
+from .chat_forms import SYSTEM, is_sharegpt, messages_of_sharegpt
+from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, check_effective
 from .forms import TEXTS, Form
 from .json_rows import BadRow, RowReader
 from .labelled import Labelled
 from .labels import Classes, Labels
 from .message_marks import WEIGHT, Marked, is_number, plain, weight_of, weights_of_turns, without_marks
 from .preferences import LABEL, MARGIN, Judged, Preferences
-from .sample_lines import ChatLine, Keys, Line, Parts, keys_of, pair_of, prompt_of, text_of, turns_of, whole_text
+from .sample_lines import (
+    ChatLine,
+    Keys,
+    Line,
+    Parts,
+    keys_of,
+    keys_of_kinds,
+    kind_of,
+    pair_of,
+    prompt_of,
+    text_of,
+    turns_of,
+    whole_text,
+)
 from .samples import Report, Samples, count_of
 from .special_tokens import RenderedText
 from .table_rows import number_in
@@ -115,7 +128,7 @@ class JsonLines:
         judged = self.form.kind == "judged"
         read = Samples(
             np.concatenate(self.tokens), np.concatenate(self.counted), starts, self.report, False,
-            1 if judged else self.form.parts, values, classes, self._weights(),
+            1 if judged else self.form.parts, values, classes, self._weights(), self.form.kind == "preferences",
         )  # fmt: skip
         return read.with_other_completions() if judged and self.form.parts == 2 else read
 
@@ -170,21 +183,11 @@ class JsonLines:
 
     def _decide_text(self, row: dict[str, Any], line: int, keys: Keys) -> Callable[[dict[str, Any]], Line]:
         """Choose texts, pairs or chats."""
-        text_key = keys.text or "text"
-        messages_key = keys.messages or next((key for key in MESSAGES if key in row), MESSAGES[0])
-        prompt_keys, completion_key = keys.prompts or [PAIR[0]], keys.completion or PAIR[1]
-        if keys.prompts is None and keys.completion is None and {ALPACA[0], ALPACA[2]} <= set(row) - set(PAIR):
-            *prompt_keys, completion_key = ALPACA
+        messages_key, prompt_keys, completion_key, text_key = keys_of_kinds(row, keys)
         report, where, first = self.report, self.rows.where(line), f"{self.rows.unit} {line}"
         answers = "all tokens" if self.all else "completions"
-        possible = {
-            "chats": (messages_key in row, {"messages_key"}),
-            "pairs": (completion_key in row and any(k in row for k in prompt_keys), PAIR_OPTIONS),
-            "texts": (text_key in row, {"text_key"}),
-        }
-        kinds = [kind for kind, (there, _) in possible.items() if there]
-        kind = next((kind for kind in kinds if possible[kind][1] & self.asked), kinds[0] if kinds else "")
-        if kind == "chats":
+        kind = kind_of(row, self.asked, messages_key, prompt_keys, completion_key, text_key)
+        if kind == "chat":
             check_effective(where, "is a chat", self.asked, OF_CHATS)
             report.kind, used = (
                 f"chats ({messages_key})",
@@ -193,7 +196,7 @@ class JsonLines:
             answers = "all tokens" if self.all else "the assistant's turns"
             self._load_template()
             take = lambda row: self._take_chat(row, messages_key, first)  # noqa: E731
-        elif kind == "pairs":
+        elif kind == "pair":
             options = OF_PAIRS_AS_CHATS if self.as_chat else OF_PAIRS
             check_effective(where, "is a prompt and its completion", self.asked, options)
             used = [*prompt_keys, completion_key]
@@ -202,7 +205,7 @@ class JsonLines:
                 report.kind += ", as chats"
                 self._load_template()
             take = lambda row: self._take_pair(row, prompt_keys, completion_key, first)  # noqa: E731
-        elif kind == "texts":
+        elif kind == "text":
             check_effective(where, "is a text", self.asked, OF_TEXTS)
             report.kind, answers, used = f"texts ({text_key})", "all tokens", [text_key]
             take = lambda row: self._take_text(row, text_key, first)  # noqa: E731

@@ -9,11 +9,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..base.errors import DataError
-from .chat_forms import ALPACA, MESSAGES, PAIR, SYSTEM, is_sharegpt
-from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, PAIR_OPTIONS, check_effective
+from .chat_forms import SYSTEM, is_sharegpt
+from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, check_effective
 from .labels import Labels
 from .preferences import LABEL, completion_of, messages_of
-from .sample_lines import ChatLine, Keys, Line, keys_of, pair_of, prompt_of, text_of, turns_of
+from .sample_lines import (
+    ChatLine,
+    Keys,
+    Line,
+    keys_of,
+    keys_of_kinds,
+    kind_of,
+    pair_of,
+    prompt_of,
+    text_of,
+    turns_of,
+)
 
 
 class Labelled:
@@ -29,19 +40,9 @@ class Labelled:
         labels: Labels,
     ) -> None:  # fmt: skip
         self.first, self.separator, self.as_chat, self.labels = first, separator, as_chat, labels
-        self.label, self.text = keys.label or LABEL, keys.text or "text"
-        self.messages = keys.messages or next((key for key in MESSAGES if key in row), MESSAGES[0])
-        self.prompts, self.completion = keys.prompts or [PAIR[0]], keys.completion or PAIR[1]
-        if keys.prompts is None and keys.completion is None and {ALPACA[0], ALPACA[2]} <= set(row) - set(PAIR):
-            *self.prompts, self.completion = ALPACA
-        is_pair = self.completion in row and any(key in row for key in self.prompts)
-        possible = {
-            "chat": (self.messages in row, {"messages_key"}),
-            "pair": (is_pair, PAIR_OPTIONS),
-            "text": (self.text in row, {"text_key"}),
-        }
-        kinds = [kind for kind, (there, _) in possible.items() if there]
-        self.of = next((kind for kind in kinds if possible[kind][1] & asked), kinds[0] if kinds else "")
+        self.label = keys.label or LABEL
+        self.messages, self.prompts, self.completion, self.text = keys_of_kinds(row, keys)
+        self.of = kind_of(row, asked, self.messages, self.prompts, self.completion, self.text)
         if not self.of or (self.label not in row and labels.kind != "none"):
             also = "" if labels.kind == "none" else f" and {self.label}"
             raise DataError(

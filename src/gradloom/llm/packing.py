@@ -164,13 +164,27 @@ def _kept(
     keep = (counted.reshape(-1, count) > 0).all(1)
     if is_plain:
         keep |= ~is_cut
-    report.cut += int((is_cut & keep).sum())
-    report.cut_tokens += int((sizes - fits).reshape(-1, count).sum(1)[is_cut & keep].sum())
-    if not keep.all():
+    same = _identical(samples, fits + (not last)) if samples.differ else np.zeros(len(samples), bool)
+    for which, reason in ((same & ~is_cut, "identical sides"), (same & is_cut, "identical sides after the cut")):
+        if which.any():
+            report.skipped[reason] = report.skipped.get(reason, 0) + int(which.sum())
+    report.cut += int((is_cut & keep & ~same).sum())
+    report.cut_tokens += int((sizes - fits).reshape(-1, count).sum(1)[is_cut & keep & ~same].sum())
+    if not (keep | same).all():
         reason = "a side has no token that counts" if count > 1 else "no token that counts"
         reason += " within the context"
-        report.skipped[reason] = report.skipped.get(reason, 0) + int((~keep).sum())
-    return np.flatnonzero(keep & (sizes > 0).reshape(-1, count).all(1))
+        report.skipped[reason] = report.skipped.get(reason, 0) + int((~(keep | same)).sum())
+    return np.flatnonzero(keep & ~same & (sizes > 0).reshape(-1, count).all(1))
+
+
+def _identical(samples: Samples, lengths: np.ndarray) -> np.ndarray:
+    """Whether the first tokens of both parts, `lengths` of each, are the same; bool [samples]."""
+    first, second = lengths.reshape(-1, 2).T
+    same = first == second
+    for i in np.flatnonzero(same).tolist():
+        one, two = samples.starts[2 * i : 2 * i + 2]
+        same[i] = (samples.tokens[one : one + first[i]] == samples.tokens[two : two + first[i]]).all()
+    return same
 
 
 def _numbers(row: np.ndarray, offset: np.ndarray) -> np.ndarray:

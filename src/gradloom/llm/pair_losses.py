@@ -12,6 +12,7 @@ from .forms import Form
 
 PAIRS = Form("preferences", parts=2)
 CHOSEN, REJECTED = 0, 1
+LEAST_BETA = 1e-15  # of ipo: sums of (1 / (2 beta))^2 over the pairs of a batch stay in the range of f32
 
 
 def log_sigmoid(x: Value) -> Value:
@@ -35,8 +36,11 @@ def preference_loss(loss_type: str, difference: Value, beta: float, label_smooth
     return smoothed(beta * difference, label_smoothing)
 
 
-def check_smoothing(label_smoothing: float, loss_type: str) -> None:
-    """SettingError for label smoothing of a loss that has none."""
+def check_loss(beta: float, label_smoothing: float, loss_type: str) -> None:
+    """SettingError for label smoothing of a loss that has none, and for a beta of ipo whose loss is not finite."""
+    if loss_type == "ipo" and not beta >= LEAST_BETA:
+        text = f"{{beta}} must be at least {LEAST_BETA:g} with {{loss_type}} ipo: (1 / (2 beta))^2 is not finite in f32"
+        raise SettingError(text, {"beta": beta, "loss_type": ...}, place="finetune")
     if label_smoothing and loss_type != "sigmoid":
         text = f"{{label_smoothing}} requires {{loss_type}} sigmoid, not {loss_type}"
         raise SettingError(text, {"label_smoothing": label_smoothing, "loss_type": ...}, place="finetune")

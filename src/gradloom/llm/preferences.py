@@ -20,7 +20,6 @@ from .data_options import (
     OF_JUDGED_CHATS,
     OF_TEXT_SIDES,
     OF_TEXT_SIDES_AS_CHATS,
-    PAIR_OPTIONS,
     check_effective,
 )
 from .json_rows import BadRow
@@ -31,6 +30,7 @@ from .sample_lines import (
     Line,
     Parts,
     keys_of,
+    kind_of,
     name_of,
     number_of,
     pair_of,
@@ -136,12 +136,7 @@ class Judged:
         self.prompts, self.completion = _prompt_keys(row, keys.prompts), keys.completion or PAIR[1]
         if keys.completion is None and self.completion not in row and ALPACA[2] in row:
             self.completion = ALPACA[2]
-        possible = {
-            "chat": (self.messages in row, {"messages_key"}),
-            "pair": (self.completion in row and any(key in row for key in self.prompts), PAIR_OPTIONS),
-        }
-        kinds = [kind for kind, (there, _) in possible.items() if there]
-        kind = next((kind for kind in kinds if possible[kind][1] & asked), kinds[0] if kinds else "")
+        kind = kind_of(row, asked, self.messages, self.prompts, self.completion)
         if not kind or self.label not in row:
             raise DataError(
                 f"{where}: the keys are {keys_of(row)}; need {' or '.join(self.prompts)} with {self.completion} and"

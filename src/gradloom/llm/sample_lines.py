@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .chat_forms import ALPACA, MESSAGES, PAIR
+from .data_options import PAIR_OPTIONS
 from .json_rows import JSON_NAMES, BadRow
 
 # Parts of a line's text, and the weight of each: 1 (True) counts, 0 (False) does not; None: text around the turns of a
@@ -41,6 +43,28 @@ class Keys(NamedTuple):
     chosen: str | None = None
     rejected: str | None = None
     label: str | None = None
+
+
+def keys_of_kinds(row: dict[str, Any], keys: Keys) -> tuple[str, list[str], str, str]:
+    """The keys of messages, of a prompt, of its completion and of a text: those given, else those of the row."""
+    messages = keys.messages or next((key for key in MESSAGES if key in row), MESSAGES[0])
+    prompts, completion = keys.prompts or [PAIR[0]], keys.completion or PAIR[1]
+    if keys.prompts is None and keys.completion is None and {ALPACA[0], ALPACA[2]} <= set(row) - set(PAIR):
+        *prompts, completion = ALPACA
+    return messages, prompts, completion, keys.text or "text"
+
+
+def kind_of(
+    row: dict[str, Any], asked: set[str], messages: str, prompts: list[str], completion: str, text: str | None = None
+) -> str:
+    """ "chat", "pair" or "text", the first whose keys the row has, or that whose option is given; "" for none."""
+    possible = {
+        "chat": (messages in row, {"messages_key"}),
+        "pair": (completion in row and any(key in row for key in prompts), PAIR_OPTIONS),
+        "text": (text in row, {"text_key"}),
+    }
+    kinds = [kind for kind, (there, _) in possible.items() if there]
+    return next((kind for kind in kinds if possible[kind][1] & asked), kinds[0] if kinds else "")
 
 
 def text_of(row: dict[str, Any], key: str, first: str) -> str:

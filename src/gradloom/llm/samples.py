@@ -94,6 +94,7 @@ class Samples:
     values   f32 [samples, V], numbers of each sample: its margin; of judged completions 1 (good) or 0 (bad); of
              labelled texts the number of its class, 1 for each class that it has, or its number; or None
     classes  names of the classes of labelled texts, or None
+    differ   the parts of each sample are compared: those that are identical within the context are skipped
     weights  f32 [n], of the loss of each token that counts, else 0; None: 1 for each that counts
     report   counts of the file
     """
@@ -109,8 +110,9 @@ class Samples:
         values: np.ndarray | None = None,
         classes: Classes | None = None,
         weights: np.ndarray | None = None,
+        differ: bool = False,
     ) -> None:
-        self.classes, self.weights = classes, weights
+        self.classes, self.weights, self.differ = classes, weights, differ
         self.tokens, self.counted, self.starts = tokens, counted, starts
         self.stream, self.parts, self.values = stream, parts, values
         self.report = replace(
@@ -171,7 +173,7 @@ class Samples:
         values = None if self.values is None else self.values[picked]
         tokens, counted = self.tokens[of_token], self.counted[of_token]
         weights = None if self.weights is None else self.weights[of_token]
-        return Samples(tokens, counted, starts, report, False, self.parts, values, self.classes, weights)
+        return Samples(tokens, counted, starts, report, False, self.parts, values, self.classes, weights, self.differ)
 
 
 def count_of(count: int, what: str) -> str:

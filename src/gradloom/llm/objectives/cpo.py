@@ -13,7 +13,7 @@ from ... import ops
 from ...graph.value import Value
 from ..forms import Form
 from ..objective import Objective, Parts
-from ..pair_losses import CHOSEN, PAIRS, REJECTED, check_smoothing, preference_loss, reward_metrics
+from ..pair_losses import CHOSEN, PAIRS, REJECTED, check_loss, preference_loss, reward_metrics
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Cpo(Objective):
     nll_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing, self.loss_type)
+        check_loss(self.beta, self.label_smoothing, self.loss_type)
 
     def totals(self, parts: Parts) -> Sequence[Value]:
         return parts.present, parts.counts[:, :, CHOSEN]

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from ...graph.value import Value
 from ..forms import Form
 from ..objective import Objective, Parts
-from ..pair_losses import CHOSEN, PAIRS, REJECTED, check_smoothing, preference_loss, reward_metrics
+from ..pair_losses import CHOSEN, PAIRS, REJECTED, check_loss, preference_loss, reward_metrics
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Dpo(Objective):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing, self.loss_type)
+        check_loss(self.beta, self.label_smoothing, self.loss_type)
 
     def loss(self, parts: Parts) -> Value:
         ratios = parts.per_token(parts.ratios()) if self.loss_type == "ipo" else parts.ratios()

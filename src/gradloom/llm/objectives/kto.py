@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ... import ops
+from ...base.errors import SettingError
 from ...graph.value import Value
 from ..forms import Form
 from ..objective import Objective, Parts
@@ -29,6 +30,11 @@ class Kto(Objective):
     beta: float = 0.1
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.desirable_weight and not self.undesirable_weight:
+            text = "{desirable_weight} and {undesirable_weight} are both 0: nothing is learned; need one above 0"
+            raise SettingError(text, desirable_weight=0, undesirable_weight=0, place="finetune")
 
     def totals(self, parts: Parts) -> Sequence[Value]:
         return parts.present, parts.ratios()[:, :, OTHER]
