@@ -232,6 +232,32 @@ def test_csv_that_cannot_be_read(tmp_path: Path, text: bytes, message: str) -> N
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_columns_that_are_not_used_may_hold_anything(tmp_path: Path) -> None:
+    import datetime
+
+    rows = [{"text": f"abc {i}", "at": datetime.datetime(2020, 1, 1), "id": None, "raw": b"\xff"} for i in range(3)]
+    table = arrow.Table.from_pylist(rows)
+    times = arrow.array([2**62, 1, None], arrow.timestamp("ns"))
+    table = table.append_column("far", times).append_column("day", arrow.array([2**30, 1, 2], arrow.date32()))
+    same(read_samples(table, tokenizer()), read_samples([{"text": row["text"]} for row in rows], tokenizer()))
+    parquet.write_table(table, tmp_path / "d.parquet")
+    assert [row["id"] for row in text_rows(tmp_path / "d.parquet")] == [None] * 3
+    twice = arrow.Table.from_arrays([arrow.array(["abc"]), arrow.array(["bcd"])], ["text", "text"])
+    assert len(read_samples(twice, tokenizer())) == 1
+
+
+def test_a_feather_file_of_version_1(tmp_path: Path) -> None:
+    (tmp_path / "d.feather").write_bytes(b"FEA1" + bytes(40))
+    with pytest.raises(FileError, match="d.feather: is a Feather file of version 1; write it as version 2"):
+        read_samples(tmp_path / "d.feather", tokenizer())
+
+
+def test_a_series_is_no_table() -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(DataError, match="data: sample 1: is .*; need a dict with texts as keys; a text is"):
+        read_samples(pandas.Series(["a", "b"]), tokenizer())
+
+
 def test_cells_that_are_no_numbers(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     path.write_text("text,label\na,1.5\nb,high\n")

@@ -117,6 +117,20 @@ def test_the_weight_of_a_sample(row: dict[str, Any]) -> None:
     assert sorted([*first.weights, *last.weights]) == sorted(samples.weights)
 
 
+def test_weights_of_numpy() -> None:
+    assert read_samples([two(weight=np.float32(0.5), train=np.True_)], tokenizer()).report.messages_weighted == 1
+    for bad in (np.float32(np.nan), np.float64(np.inf), np.int8(-1)):
+        with pytest.raises(DataError, match="need a finite number of at least 0"):
+            read_samples([two(weight=bad)], tokenizer())
+
+
+def test_products_that_vanish_count_for_nothing() -> None:
+    rows = [two(weight=1e-30) | {"weight": 1e-30}, chat(user("a"), turn("b", weight=1e-30), weight=1e-30)]
+    samples = read_samples(rows, tokenizer())
+    assert len(samples) == 1 and samples.report.skipped == {"no token that counts": 1}
+    assert counted(samples) == "two<|im_end|>"
+
+
 def test_weights_multiply_with_that_of_the_sample() -> None:
     samples = read_samples([two(weight=0.25) | {"weight": 0.5}], tokenizer())
     assert samples.weights is not None
@@ -142,6 +156,7 @@ def test_all_tokens_but_those_of_a_turn() -> None:
 
 BAD = [
     (two(weight=-1), "messages[1].weight is -1; need a finite number of at least 0"),
+    (two(weight=float("inf")), "messages[1].weight is inf; need a finite number of at least 0"),
     (two(weight=float("nan")), "messages[1].weight is nan; need a finite number of at least 0"),
     (two(weight=10**400), "need at most 1e+09"),
     (two(weight="1"), "messages[1].weight is '1'; need a finite number of at least 0"),

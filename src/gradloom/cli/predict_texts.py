@@ -107,7 +107,7 @@ def _csv(found: Predictions, use: TextUse, kept: dict[str, list[str]]) -> Iterat
 
 
 def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)
+    return value if isinstance(value, str) else "" if value is None else repr(value)
 
 
 def _agreement(found: Predictions, labels: list[Any]) -> dict[str, Any] | None:

@@ -373,6 +373,7 @@ class JsonLines:
         if not sample.weight:
             self.report.skip("weight 0")
             return
+        parts = [(tokens, weights * np.float32(sample.weight)) for tokens, weights in parts]
         if not self.form.last:
             for _, weights in parts:
                 weights[:1] = 0  # nothing comes before it
@@ -387,6 +388,5 @@ class JsonLines:
             end = len(weights) if self.form.last else int(np.flatnonzero(weights)[-1]) + 1
             self.tokens.append(tokens[:end])
             self.counted.append(weights[:end] != 0)
-            scaled = weights[:end].astype(np.float32) * np.float32(sample.weight)
-            self.weights.append(None if np.isin(scaled, (0, 1)).all() else scaled)
+            self.weights.append(None if np.isin(weights[:end], (0, 1)).all() else weights[:end])
         self.values.append(sample.values)

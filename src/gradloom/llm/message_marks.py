@@ -50,7 +50,7 @@ def _unmarked(message: Any, where: str) -> Any:
 
 def weight_of(value: Any, name: str) -> float:
     """A weight, rounded to f32. Raises BadRow for another value than a finite number from 0 to MOST."""
-    if not is_number(value) or (isinstance(value, float) and not math.isfinite(value)) or value < 0:
+    if not is_number(value) or value < 0 or not value < math.inf:
         raise BadRow(f"{name} is {value!r:.60}; need a finite number of at least 0")
     if value > MOST:
         raise BadRow(f"{name} is {value!r:.60}; need at most {MOST:g}")

@@ -174,21 +174,33 @@ def _slices(batch: Any) -> Iterator[Any]:
 
 
 def _of_batch(batch: Any) -> Iterator[dict[str, Any] | BadRow]:
-    """The rows of a batch of pyarrow."""
+    """The rows of a batch of pyarrow. Dates and times are texts."""
     try:
-        rows = batch.to_pylist()
-    except UnicodeDecodeError as error:
-        if batch.num_rows == 1:
+        columns = [_plain(batch.column(i)) for i in range(batch.num_columns)]
+    except (ValueError, OverflowError, TypeError) as error:
+        if batch.num_rows != 1:
+            for i in range(batch.num_rows):
+                yield from _of_batch(batch.slice(i, 1))
+        elif isinstance(error, UnicodeDecodeError):
             yield BadRow(f"byte {error.start} of a text is not UTF-8")
-            return
-        for i in range(batch.num_rows):
-            yield from _of_batch(batch.slice(i, 1))
+        else:
+            yield BadRow(f"a value cannot be read ({' '.join(str(error).split()):.100})")
         return
-    yield from map(_without_nulls, rows)
+    names = batch.schema.names
+    for values in zip(*columns, strict=True):
+        yield {name: _without_nulls(value) for name, value in zip(names, values, strict=True)}
+
+
+def _plain(column: Any) -> list[Any]:
+    """The values of a column of pyarrow."""
+    from pyarrow import string, types
+
+    values: list[Any] = (column.cast(string()) if types.is_temporal(column.type) else column).to_pylist()
+    return values
 
 
 def _without_nulls(value: Any) -> Any:
-    """The value without the keys of dicts that are null, but for the content of a message."""
+    """The value without the keys of dicts in it that are null, but for the content of a message."""
     if isinstance(value, Mapping):
         there = ((key, one) for key, one in value.items() if one is not None or (key == "content" and "role" in value))
         return {key: _without_nulls(one) for key, one in there}
@@ -217,8 +229,8 @@ class MemoryRows(RowReader):
                 yield from _of_batch(part)
         elif hasattr(data, "iter_slices") and hasattr(data, "to_dicts"):
             for part in data.iter_slices(_ROWS):
-                yield from map(_without_nulls, part.to_dicts())
-        elif hasattr(data, "iloc"):
+                yield from ({key: _without_nulls(one) for key, one in row.items()} for row in part.to_dicts())
+        elif hasattr(data, "iloc") and hasattr(data, "columns"):
             for start in range(0, len(data), _ROWS):
                 for row in data.iloc[start : start + _ROWS].to_dict("records"):
                     yield in_memory(_without_nulls(_of_pandas(row)))
