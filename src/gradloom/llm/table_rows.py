@@ -139,7 +139,7 @@ class ArrowRows(RowReader):
                     for row in _of_batch(batch):
                         number += 1
                         yield number, row
-            except (self._arrow.ArrowException, OSError) as error:
+            except (self._arrow.ArrowException, OSError, UnicodeDecodeError) as error:  # also of a column's name
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
                 kind, what = "Parquet" if is_parquet else "Arrow", " ".join(str(error).split())
