@@ -21,6 +21,7 @@ NAMES = {  # of the types in annotations, by module
     "gradloom.base.interval": "Interval",
     "gradloom.run.backend": "Buffer",
     "gradloom.llm.json_rows": "Source",
+    "gradloom.llm.model": "Model",
     "gradloom.llm.objective": "Objective",
     "gradloom.optim.optimizer": "Optimizer",
     "gradloom.parallel.communicator": "Communicator",

@@ -24,6 +24,7 @@ MEASURED = {
 }  # fmt: skip
 READS = ["--text-key t", "--prompt-key p", "--completion-key c", "--messages-key m", "--as-chat"]
 READS += ["--chat-template tpl.jinja", "--loss-on assistant", "--skip-bad-lines"]  # of which a text heeds none
+TAUGHT = "--objective distil --teacher large.gguf --top-k 8"
 SIDES = ["--chosen-key c", "--rejected-key r", "--label-key l"]  # of objectives that learn from preferences
 TRAIN = "finetune m.gguf t.txt --context 32 --lr 0.01 --out o.gguf"
 # command line -> (options that change something, options that are refused)
@@ -65,6 +66,18 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     PAIRS + " --objective reward": (
         ["--center-rewards-coefficient 0.1", "--chosen-key b --rejected-key a", "--method full", "--objective dpo"],
         ["--beta 1", "--class-weight balanced", "--objective classify", "--lora base.gguf --objective sft"],
+    ),
+    f"finetune m.gguf x.jsonl --context 32 --out o.gguf --steps 2 {TAUGHT}": (
+        ["--teacher m.gguf", "--top-k 4", "--temperature 2", "--hard-weight 0.5", "--text-key story", "--method full"],
+        ["--top-k 1000000", "--temperature 0", "--hard-weight 1", "--beta 1", "--teacher x.jsonl", "--objective sft"],
+    ),
+    f"plan m.gguf x.jsonl --context 64 {TAUGHT}": (
+        ["--teacher m.gguf", "--top-k 4", "--temperature 2", "--hard-weight 0.5"],
+        ["--top-k 1000000", "--teacher x.jsonl", "--objective sft"],
+    ),
+    f"verify m.gguf x.jsonl --context 16 --batch-size 2 --no-reference {TAUGHT}": (
+        ["--teacher m.gguf", "--top-k 4", "--temperature 2", "--hard-weight 0.5"],
+        ["--top-k 1000000", "--teacher x.jsonl", "--objective sft"],
     ),
     "finetune m.gguf l.jsonl --context 32 --out o.gguf --steps 2 --objective classify": (
         ["--class-weight balanced", "--text-key story", "--label-key other", "--label-key n", "--label-key several",
@@ -185,6 +198,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     write(folder, "llama", chat=True, context=128).rename(folder / "m.gguf")
     write(folder, "qwen2", kind="f16", context=128).rename(folder / "half.gguf")
+    write(folder, "qwen2_partial", chat=True, context=128, layers=3).rename(folder / "large.gguf")
     (folder / "tpl.jinja").write_text(CHATML.replace("<|im_start|>", "<|im_start|>now "))
     rng = np.random.default_rng(0)
 

@@ -33,7 +33,9 @@ from tests.llm.test_resume import interrupted_at
 from tests.real_data import DATA
 from tests.train.split_training import on_ranks
 
-PAIRED = [name for name, kind in declared().items() if name != "sft" and not kind.form.last]  # heads: test_heads.py
+PAIRED = [
+    name for name, kind in declared().items() if kind.form.kind != "texts" and not kind.form.last
+]  # heads: test_heads.py
 
 
 def parts(
@@ -324,7 +326,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_never_stopped(
     settings["run"] = tmp_path / "run"
     first = run_of(path, data, objective, callbacks=[interrupted_at(3)], **settings)
     assert first.interrupted
-    monkeypatch.setattr("gradloom.llm.reference.Reference.compute", None)
+    monkeypatch.setattr("gradloom.llm.reference.Reference.compute_into", None)
     with pytest.raises(TrainError, match="objective is"):
         run_of(path, data, objective, resume=True, **settings, beta=0.2)
     again = run_of(path, data, objective, resume=True, threads=2, **settings)

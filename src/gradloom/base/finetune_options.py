@@ -42,15 +42,17 @@ class ObjectiveOptions:
 
     objective: Any = option(
         "sft",
-        'name of the objective: "sft" (the texts); from pairs of a chosen and a rejected completion "dpo", "orpo", '
+        'name of the objective: "sft" (the texts); "distil" (the predictions of a `teacher` on them); from pairs of a '
+        'chosen and a rejected completion "dpo", "orpo", '
         '"simpo", "cpo", or a reward for each text "reward"; from completions that are judged good or bad "kto"; from '
         'labelled texts their class "classify" or number "regress"; or a gl.llm.Objective. See docs/objectives.md',
         Flag(
             PLANNED,
-            "sft: the texts; dpo, orpo, simpo, cpo: pairs of a chosen and a rejected completion; reward: a reward for"
+            "sft: the texts; distil: a teacher's predictions on them; dpo, orpo, simpo, cpo: pairs of a chosen and a"
+            " rejected completion; reward: a reward for"
             " each text, of such pairs; kto: completions that are judged good or bad; classify, regress: texts with a"
             " class or a number.",
-            Literal["sft", "classify", "cpo", "dpo", "kto", "orpo", "regress", "reward", "simpo"],
+            Literal["sft", "classify", "cpo", "distil", "dpo", "kto", "orpo", "regress", "reward", "simpo"],
             parse=str.lower,
         ),
         typed="Objective | str",
@@ -103,6 +105,33 @@ class ObjectiveOptions:
         None,
         "of reward: the weight of the squared sum of both rewards of a pair, which centres them at 0, by default 0",
         Flag("finetune", "Weight of the squared sum of both rewards of a pair. [default: 0]"),
+        compared_as="objective",
+    )
+    teacher: Any = option(
+        None,
+        "of distil: the model whose predictions are learned, a Model or the path of a GGUF file or of a Hugging Face "
+        "folder, with the same vocabulary. It is read in one pass before the training, then freed",
+        Flag(PLANNED, "The model whose predictions distil learns: GGUF, or a Hugging Face folder.", Place),
+        typed="Model | str | os.PathLike[str] | None",
+        compared_as="objective",
+    )
+    top_k: Whole | None = option(
+        None,
+        "of distil: the number of the teacher's likeliest tokens that are kept at each place, by default 64; the other "
+        "tokens count as one",
+        Flag(PLANNED, "Number of the teacher's likeliest tokens that distil keeps. [default: 64]"),
+        compared_as="objective",
+    )
+    temperature: Rate | None = option(
+        None,
+        "of distil: the divisor of the logits of teacher and student, by default 1",
+        Flag(PLANNED, "Divisor of the logits of teacher and student in distil. [default: 1]", Rate),
+        compared_as="objective",
+    )
+    hard_weight: Share | None = option(
+        None,
+        "of distil: the share of the cross entropy of the data in the loss, by default 0",
+        Flag(PLANNED, "Share of the cross entropy of the data in the loss of distil. [default: 0]"),
         compared_as="objective",
     )
     class_weight: Any = option(

@@ -272,7 +272,14 @@ FINETUNE = Document(
                 _SIDES,
                 pattern=True,
             ),
-            Key(r"(test_)?(rewards|logps|nll|log|kl).*_unc", float, _SPREADS, when=_SIDES, pattern=True),
+            Key(r"(test_)?(rewards|logps|nll|log|kl|same).*_unc", float, _SPREADS, when=_SIDES, pattern=True),
+            Key(
+                r"(test_)?same_top",
+                float,
+                "share of tokens after which the teacher and the student find the same token likeliest",
+                when="for distil",
+                pattern=True,
+            ),
             Key(r"(test_)?rewards_mean", float, "mean reward of both sides", when="for reward", pattern=True),
             Key(
                 r"(test_)?(accuracy|balanced_accuracy|f1_macro|roc_auc)",
@@ -395,6 +402,7 @@ PLAN = Document(
         Key("process_bytes", int, "graphs, bytecode, tokenizer, rest of huge pages", "bytes"),
         Key("lower_bound_bytes", int, "the most bytes of the arena alive at once", "bytes"),
         Key("unshared_bytes", int, "the arena without shared buffers", "bytes"),
+        Key("teacher_bytes", int, "of the teacher's pass before the first step: weights, buffers, logits", "bytes"),
         Key("steps", int, "instructions of the largest step"),
         Key("recomputed_bytes", int, "values that the largest step computes again", "bytes"),
         Key("recompute_overhead", float, "predicted share of its time"),

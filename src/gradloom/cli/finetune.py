@@ -59,7 +59,10 @@ def run(asked: Asked[Any]) -> int:
     with asked.naming_places(), contextlib.ExitStack() as claimed:
         use = settle(asked)
         with json_when_stopped(use.json, FINETUNE, model=use.model, data_file=use.data, out=None):
-            inputs = Inputs(model=use.model, data=use.data, val=use.val, lora=use.lora, chat_template=use.chat_template)
+            inputs = Inputs(
+                model=use.model, data=use.data, val=use.val, lora=use.lora, chat_template=use.chat_template,
+                teacher=use.teacher,
+            )  # fmt: skip
             job, planned = _prepare(use, asked.ranks, inputs, claimed)
             raise_lost_signal()
         return _train(job, planned, use)

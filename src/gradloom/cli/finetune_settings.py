@@ -82,7 +82,8 @@ def inputs_of(use: Any) -> list[str]:
     """The files that are read, first the model, then the data."""
     from ..llm.data_files import data_files
 
-    return [path for path in (use.model, *data_files(use.data).paths, use.val, use.chat_template) if path is not None]
+    paths = (use.model, *data_files(use.data).paths, use.val, use.chat_template, use.teacher)
+    return [path for path in paths if path is not None]
 
 
 def trained(use: Any, model: Model, **more: Any) -> Any:

@@ -36,6 +36,10 @@ DesirableWeight = Annotated[float | None, flag_of(ObjectiveOptions, "desirable_w
 UndesirableWeight = Annotated[float | None, flag_of(ObjectiveOptions, "undesirable_weight")]
 CenterRewards = Annotated[float | None, flag_of(ObjectiveOptions, "center_rewards_coefficient")]
 ClassWeight = Annotated[str | None, flag_of(ObjectiveOptions, "class_weight")]
+Teacher = Annotated[str | None, flag_of(ObjectiveOptions, "teacher")]
+TeacherTopK = Annotated[int | None, flag_of(ObjectiveOptions, "top_k")]
+TeacherTemperature = Annotated[float | None, flag_of(ObjectiveOptions, "temperature")]
+HardWeight = Annotated[float | None, flag_of(ObjectiveOptions, "hard_weight")]
 # Of drawing tokens (see llm.sampling.Sampling)
 Temperature = Annotated[float, Option(help="Sampling temperature; 0 always takes the likeliest token.")]
 TopK = Annotated[int | None, Option(help="Number of likeliest tokens to draw from; 0: all. [default: 40]")]

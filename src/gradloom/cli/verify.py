@@ -20,6 +20,7 @@ from .language import (
     CompletionKey,
     DesirableWeight,
     Gamma,
+    HardWeight,
     LabelKey,
     LabelSmoothing,
     Lora,
@@ -32,6 +33,9 @@ from .language import (
     RejectedKey,
     SkipBadLines,
     Special,
+    Teacher,
+    TeacherTemperature,
+    TeacherTopK,
     Template,
     TextKey,
     UndesirableWeight,
@@ -40,6 +44,8 @@ from .language import (
 )
 from .parser import Argument, Option
 from .progress import change_line
+
+CHOICES = ("lora", "full"), ("adamw", "sgd"), ("f32",), PRECISIONS  # of method, optimizer, train_dtype, precision
 
 HELP = """Run one training step with buffers shared, unshared, poisoned, unfused, on one thread, and in float64.
 
@@ -87,16 +93,19 @@ def verify(
     undesirable_weight: UndesirableWeight = None,
     center_rewards_coefficient: CenterRewards = None,
     class_weight: ClassWeight = None,
+    teacher: Teacher = None,
+    top_k: TeacherTopK = None,
+    temperature: TeacherTemperature = None,
+    hard_weight: HardWeight = None,
     json: Json = False,
 ) -> int:
     """Run the command; returns its exit code."""
     for name, value in (("rank", rank), ("context", context), ("batch_size", batch_size), ("threads", threads)):
         need_whole(name, value)
     need_whole("seed", seed, 0)
-    need_one_of("method", method, ("lora", "full"))
-    need_one_of("optimizer", optimizer, ("adamw", "sgd"))
-    need_one_of("train_dtype", train_dtype, ("f32",))
-    need_one_of("precision", precision, PRECISIONS)
+    chosen = {"method": method, "optimizer": optimizer, "train_dtype": train_dtype, "precision": precision}
+    for (name, text), known in zip(chosen.items(), CHOICES, strict=True):
+        need_one_of(name, text, known)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special,
         chosen_key, rejected_key, label_key,
@@ -114,7 +123,7 @@ def verify(
         precision=precision, device=device or "cpu", objective=objective, beta=beta, loss_type=loss_type,
         label_smoothing=label_smoothing, gamma=gamma, nll_weight=nll_weight, desirable_weight=desirable_weight,
         undesirable_weight=undesirable_weight, center_rewards_coefficient=center_rewards_coefficient,
-        class_weight=class_weight,
+        class_weight=class_weight, teacher=teacher, top_k=top_k, temperature=temperature, hard_weight=hard_weight,
         data_options=options, optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
         on_check=lambda check: print(f"{check.name:<36}{'' if check.holds else 'DIFFERS: '}{check.found}", flush=True),
         on_progress=_progress if sys.stderr.isatty() else None,

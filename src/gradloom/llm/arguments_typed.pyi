@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 
 from gradloom.base.interval import Interval
 from gradloom.llm.json_rows import Source
+from gradloom.llm.model import Model
 from gradloom.llm.objective import Objective
 from gradloom.optim.optimizer import Optimizer
 from gradloom.parallel.communicator import Communicator
@@ -40,6 +41,10 @@ class FinetuneArguments(TypedDict, total=False):
     desirable_weight: float | None
     undesirable_weight: float | None
     center_rewards_coefficient: float | None
+    teacher: Model | str | os.PathLike[str] | None
+    top_k: int | None
+    temperature: float | None
+    hard_weight: float | None
     class_weight: Mapping[str, float] | str | None
     freeze: str | Sequence[str]
     max_norm: float
@@ -116,6 +121,10 @@ class PlanArguments(TypedDict, total=False):
     desirable_weight: float | None
     undesirable_weight: float | None
     center_rewards_coefficient: float | None
+    teacher: Model | str | os.PathLike[str] | None
+    top_k: int | None
+    temperature: float | None
+    hard_weight: float | None
     class_weight: Mapping[str, float] | str | None
     freeze: str | Sequence[str]
     max_norm: float

@@ -54,13 +54,13 @@ from .model import Adapter, Model, model_of
 from .plan import base_bytes, check_trained, placed, sizes_of
 from .planned_job import memory_of
 from .records import records_of
-from .reference import Reference
 from .room import within
 from .rows import Rows, need_weights, read_rows
 from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
 from .scored import prepare_head
 from .table import training_table
-from .tuning import Settings, Tuned, Tuning, TuningJob, split_arguments
+from .teacher import teacher_of
+from .tuning import Settings, Tuned, Tuning, TuningJob, computed_labels, split_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -146,10 +146,11 @@ class Run(Tuning):
                 if given is None and self.earlier is not None:
                     given = self.earlier.adapter()
                 trained = asked.adapter(given)
+                teacher = teacher_of(asked.chosen, loaded)
                 check_trained(loaded, trained, getattr(asked.optimizer, "state_bits", asked.state_bits))
                 self._memory = memory.memory()  # before this run takes any
                 self._read = [*data_files(data).paths] if isinstance(data, (str, os.PathLike)) else []
-                self._read += [os.fspath(use.val)] if isinstance(use.val, (str, os.PathLike)) else []
+                self._read += [os.fspath(p) for p in (use.val, asked.teacher) if isinstance(p, (str, os.PathLike))]
                 rows = read_rows(
                     loaded, data, asked.context, asked.val_split, asked.seed, use.val, trained,
                     form=asked.chosen.form, **reading,
@@ -162,14 +163,14 @@ class Run(Tuning):
                 job = TuningJob(
                     loaded, trained, asked, *sizes_of(rows, asked.chosen, use.eval_rows), ranks, exchange, self.saver,
                     options,
-                    kept=sum(each.copied_bytes(1, 0) for each in every if isinstance(each, Callback)),
+                    kept=sum(each.copied_bytes(1, 0) for each in every if isinstance(each, Callback)), teacher=teacher,
                 )  # fmt: skip
                 job = placed("finetune", job, use.gpu_layers, use.gpu_memory)
                 super().__init__(within("finetune", job, use.memory, self._base, self._reading))
                 if self.earlier is not None:
                     self.earlier.load(self.trainer, loaded, trained)
                 self.data, self.dataset = rows, Dataset(*self.objective.arrays(rows))
-                self.dataset.records = records_of(loaded, rows)
+                self.dataset.records = records_of(loaded, rows, teacher)
                 if not len(self.val_rows) and use.eval_every != "1epoch":
                     text = "{eval_every} requires validation rows: {val_split} above 0"
                     raise SettingError(text, eval_every=use.eval_every, val_split=..., place="finetune")
@@ -190,8 +191,9 @@ class Run(Tuning):
                 )  # fmt: skip
             self._open = stack.pop_all()  # the run's folder, until the training has ended
         self.trainer.train_state.register("finetune", self._state, self._load, schema=STATE)
-        if self.reference is not None:
-            self.reference.attach(self.dataset, self.trainer)
+        if self.computed is not None:
+            self.computed.attach(self.dataset, self.trainer, self.saver)
+        self.job = replace(self.job, teacher=None)
         self._has_trained = self.interrupted = False
         self.interruption: KeyboardInterrupt | None = None  # what interrupted it
         self.seconds = 0.0  # of training and validation
@@ -248,8 +250,8 @@ class Run(Tuning):
         with agreed(self.ranks):
             self.memory().check()
         same_settings(self.ranks, steps=self.steps_total, rows=len(self.train_rows))
-        if self.reference is not None and not self.job.is_resumed and not self.steps:
-            self.reference.fill(self.ranks, progress)
+        if self.computed is not None and not self.job.is_resumed and not self.steps:
+            self.computed.fill(self.ranks, progress)
         if not self.loop.passes:
             self.first_step = self.trainer.steps
         display = None
@@ -292,12 +294,11 @@ class Run(Tuning):
         measured, options = Dataset(*self.objective.fitted(self.data).arrays(rows)), self.trainer.options
         samples = 1 if rows.values is None else rows.values.shape[1]
         forward, size = replace(self.forward, samples=samples), self.micro_batch_size
-        if self.objective.needs_reference:
-            reference = Reference(self.objective, forward, size, options)
-            reference.prepare(self.job.row_tokens)
-            found = reference.compute(measured.data)
-            assert measured.labels is not None
-            measured.labels[:, :, -found.shape[2] :] = found
+        job = replace(self.job, teacher=teacher_of(self.objective, self.model))
+        computed = computed_labels(job, forward, size, options)
+        if computed is not None:
+            computed.prepare(self.job.row_tokens)
+            computed.complete(measured)
         loss = self.objective.trained_loss(forward)
         return evaluate(
             Tuned(self.objective, forward), measured, loss=loss,

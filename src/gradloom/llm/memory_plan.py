@@ -40,6 +40,8 @@ class MemoryPlan:
                    largest, the rest of huge pages, the tokenizer
     lower_bound    the most bytes of the arena that are alive at once
     unshared       the arena if no two buffers shared bytes
+    teacher        of the pass of a teacher, which precedes the first step: its weights, buffers and logits, in place of
+                   `weights`, `arena` and `scratch`; 0 without a teacher
     base           resident memory of the process before the run: Python, libraries, and data of the caller
     reading        peak of resident memory of the process when the data has been read; 0 where no data is read
     recomputed     bytes of the values that the largest step computes again; recompute_overhead: the predicted share of
@@ -85,6 +87,7 @@ class MemoryPlan:
     curve: tuple[tuple[int, float], ...] = field(default=(), compare=False)
     copied: int = field(default=0, compare=False)
     left: int = field(default=0, compare=False)
+    teacher: int = 0
 
     @property
     def is_split(self) -> bool:
@@ -104,8 +107,17 @@ class MemoryPlan:
 
     @property
     def need(self) -> int:
-        """The memory of the run on top of `base`, without the memory of a device."""
-        return self.weights + self.own
+        """The memory of the run on top of `base`, without the memory of a device: the larger one of the training and
+        the teacher's pass before it."""
+        return max(self.weights + self.own, self.during_teacher)
+
+    @property
+    def during_teacher(self) -> int:
+        """The memory of the teacher's pass, on top of `base`; 0 without a teacher."""
+        if not self.teacher:
+            return 0
+        shared = (self.copies, self.trained, self.state, self.gradients, self.inputs, self.process)
+        return sum(shared) + self.teacher
 
     @property
     def total(self) -> int:
@@ -165,6 +177,8 @@ class MemoryPlan:
             rows.append(("scratch", f"{show_bytes(self.scratch)} for each of {self.threads} threads"))
         if self.layers is not None:
             rows.append(("layers", str(self.layers)))
+        if self.teacher:
+            rows.append(("teacher", f"{show_bytes(self.teacher)} in its pass, which precedes the first step"))
         if self.is_split:
             moved = f"{self.transfers} values, {show_bytes(self.transferred)} a step"
             rows.append(("copied", f"{moved} between the CPU and {self.device}"))

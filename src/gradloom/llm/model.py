@@ -24,6 +24,7 @@ from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import on_device
 from ..graph.stored import Stored
 from ..graph.value import Shape, Value
+from ..ops.distillation import Distilled
 from ..run import dequantize
 from ..run.backend import backend
 from . import families
@@ -330,6 +331,18 @@ class Model(AttributeHints):
             own = ops.loss.one_hot(labels, self.config.vocab_size)  # 0 everywhere for -100
             log_p = ops.log_softmax(self.project(x, adapter, layers))
             return ops.sum(ops.where(ops.equal(own, 1.0), log_p, 0.0), axes=1)
+
+    def distilled(
+        self, x: Value, labels: Value, ids: Value, teacher: Value, temperature: float, hard: float,
+        adapter: Adapter | None = None, layers: GpuLayers | None = None,
+    ) -> Distilled:  # fmt: skip
+        """Sums of the distillation loss of rows of `hidden` [N, d], see ops.linear_distilled: labels i32 [N], ids i32
+        [N, k], teacher f32 [N, k + 1]. Logits are never held in full, unless an adapter changes the output."""
+        with at(layers and layers.end):
+            head = self._plain_head(x, adapter, layers)
+            if head is None:
+                return ops.distilled(self.project(x, adapter, layers), labels, ids, teacher, temperature, hard)
+            return ops.linear_distilled(self._scaled(x), head, labels, ids, teacher, temperature, hard)
 
     def _plain_head(self, x: Value, adapter: Adapter | None, layers: GpuLayers | None) -> Value | None:
         """The output's matrix where logits are its product with rows of `hidden`; None where an adapter or a cap

@@ -90,6 +90,7 @@ class Objective:
 
     form             samples of the data: gl.llm.Form
     needs_reference  whether `loss` reads Parts.reference: computed once, before the training
+    needs_teacher    whether the labels have columns that another model computes, before the training
 
     `loss` gives the loss of each sample; the loss of a batch is the mean over its samples. `metrics` gives further
     numbers of each sample, whose means are reported.
@@ -109,12 +110,18 @@ class Objective:
 
     form: ClassVar[Form] = TEXTS
     needs_reference: ClassVar[bool] = False
+    needs_teacher: ClassVar[bool] = False
     has_ids: ClassVar[bool] = False  # labels are ids of tokens, in place of numbers
     takes_weights: ClassVar[bool] = False  # reads Rows.weights: then labels are numbers
 
     @property
     def name(self) -> str:
         return type(self).__name__.lower()
+
+    @property
+    def computed(self) -> int:
+        """Number of the last columns of labels that a run computes before its training."""
+        return self.form.parts if self.needs_reference else 0
 
     def loss(self, parts: Parts) -> Value:
         """The loss of each sample, f32 [rows, K]."""
@@ -151,7 +158,7 @@ class Objective:
         return (4, self.form.parts * context), (samples, self._label_columns(numbers))
 
     def _label_columns(self, numbers: int) -> int:
-        return 1 + numbers + (self.form.parts if self.needs_reference else 0)
+        return 1 + numbers + self.computed
 
     def outputs(self, forward: Forward, x: Value) -> Outputs:
         """The outputs of a batch, which do not depend on its labels: (logps, counts), with prompts also (whole,
@@ -188,7 +195,7 @@ class Objective:
         """Outputs and labels of a batch as `loss` and `metrics` read them."""
         assert isinstance(outputs, tuple)
         logps, counts, *more = outputs
-        own = labels.shape[2] - (self.form.parts if self.needs_reference else 0)
+        own = labels.shape[2] - self.computed
         reference = labels[:, :, own:] if self.needs_reference else None
         return Parts(logps, counts, reference, labels[:, :, 1:own], labels[:, :, 0], *more)
 

@@ -36,6 +36,7 @@ from .planned_job import memory_of, planned
 from .room import within
 from .rows import CONTEXT, Rows, need_weights, read_rows
 from .scored import with_head
+from .teacher import teacher_of
 from .tuning import Settings, Sizes, Tuning, TuningJob, split_arguments
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def plan(
     check_places("plan", use.memory, options, use.gpu_layers)
     model = model_of(model, "plan")
     trained = asked.adapter(adapter_of(adapter, model, "finetune"))
+    teacher = teacher_of(asked.chosen, model)
     if data is not None:
         rows = read_rows(
             model, data, asked.context, asked.val_split, asked.seed, val, trained, form=asked.chosen.form,
@@ -97,7 +99,7 @@ def plan(
         if not addressable((sizes.rows, *row), 4):
             text = f"{{batch_size}}: rows of {row[-1]} tokens take 2^63 bytes or more; use a smaller one"
             raise SettingError(text, batch_size=asked.batch_size)
-    job = TuningJob(model, trained, asked, *sizes, ranks, exchange, None, options)
+    job = TuningJob(model, trained, asked, *sizes, ranks, exchange, None, options, teacher=teacher)
     if data is None:
         validated = 0 if asked.val_split == 0 else 2 * job.micro_batch_size - 1
         job = replace(job, val_rows=validated, all_rows=job.rows + validated)

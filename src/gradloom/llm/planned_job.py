@@ -19,6 +19,8 @@ from ..train.loop import copied_bytes
 from ..train.source import PlannedSource
 from .gpu_layers import PLANNED
 from .memory_plan import MemoryPlan
+from .reference import Reference
+from .soft_labels import SoftLabels
 from .tuning import Tuning, TuningJob
 
 
@@ -61,7 +63,7 @@ def memory_of(
     programs = [*plans, *(part.plan for p in split for part in p.parts.values())]
     touched = {s for p in programs for s in p.bytecode.stored}
     weights = {s for s in touched if s.check is not None and model.weights.get(s.name) is s}
-    before = set() if tuning.reference is None else tuning.reference.replaced(weights)
+    before = tuning.computed.replaced(weights) if isinstance(tuning.computed, Reference) else set()
     inputs = touched - weights - trained - state - sums - set(model.weights.values())
     there = memory.memory() if there is None else there
     device = device_of(every, trainer.options.get("backend", "cpu"))
@@ -85,6 +87,7 @@ def memory_of(
         steps=len(largest.order.steps),
         available=None if there is None else there.available,
         recomputed=recomputed.bytes,
+        teacher=tuning.computed.bytes if isinstance(tuning.computed, SoftLabels) else 0,
         recompute_overhead=round(recomputed.overhead, 4),
         device=computing(device),
         on_device=held,

@@ -26,10 +26,11 @@ def record_of(model: Model) -> dict[str, Any]:
     return {key: _text(file.fields[key]) for key in keys} | {"tensors": checksum(*tensors), "weights": checksum(*ends)}
 
 
-def records_of(model: Model, rows: Rows) -> dict[str, dict[str, Any]]:
+def records_of(model: Model, rows: Rows, teacher: Model | None = None) -> dict[str, dict[str, Any]]:
     """The records of a run on these rows."""
     read = [{"samples": {"keys": list(report.keys)}} for report in rows.reports[:1]]
-    return {BASE: record_of(model)} | (read[0] if read else {})
+    taught = {} if teacher is None else {"teacher": record_of(teacher)}
+    return {BASE: record_of(model)} | taught | (read[0] if read else {})
 
 
 def _text(field: Field) -> str:

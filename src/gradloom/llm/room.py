@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..base.arguments import halves
 from ..base.errors import SettingError
+from ..base.memory import show_above, show_bytes
 from ..base.messages import log
 from ..base.settings import switches
 from ..plan.plan import Plan
@@ -69,6 +70,7 @@ def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading
     check_places(who, limit, job.options)
     check_one_process(limit, job.ranks)
     its = _Limit(budget_bytes(who, limit, base), base, reading)
+    _check_teacher(who, job, its)
     jobs = [job, *job.smaller()]
     left, tried = list(jobs), list[tuple[TuningJob, Room]]()
     while left:
@@ -84,6 +86,17 @@ def within(who: str, job: TuningJob, limit: int | str | None, base: int, reading
     best, room = min(tried, key=lambda pair: pair[1].total)
     rows = {"micro_batch_size": best.micro_batch_size} if len(jobs) > 1 else {}
     raise too_small(who, its.most, room.total, _enough(tried[-1][0], its, tried[-1][1]), rows=rows)
+
+
+def _check_teacher(who: str, job: TuningJob, its: _Limit) -> None:
+    """SettingError where the teacher's pass, which nothing makes smaller, does not fit."""
+    if job.teacher is None:
+        return
+    found = _measured(planned(job)[0], job, not its.reading or "tokenizer" in vars(job.model))
+    least = replace(found, base=its.base, reading=its.reading, copied=0).budget(found.during_teacher)
+    if least > its.most:
+        need = f"at least {show_above(least, its.most)} for the pass of the teacher, or a smaller teacher"
+        raise SettingError(setting="memory", seen=show_bytes(its.most), need=need, place=who)
 
 
 def _enough(job: TuningJob, its: _Limit, room: Room) -> Hint:
@@ -173,7 +186,7 @@ def _room(job: TuningJob, its: _Limit, held: int | None, fastest: bool = True) -
 def _total(job: TuningJob, found: MemoryPlan, its: _Limit, held: int) -> int:
     """The least budget of a run with this memory. A checkpoint that was read is freed before copies are made."""
     copied = max(found.copied - (0 if job.saver is None else job.saver.freed_bytes), 0)
-    return replace(found, base=held, reading=its.reading, copied=copied).budget()
+    return replace(found, base=held, reading=its.reading, copied=copied, teacher=0).budget()
 
 
 def _measured(tuning: Tuning, job: TuningJob, has_text: bool) -> MemoryPlan:

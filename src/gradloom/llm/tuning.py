@@ -43,6 +43,7 @@ from .objective import Forward, Objective
 from .objectives import objective_of
 from .reference import Reference
 from .sample_texts import EVERY, TOKENS, TextSampler, prompts_of
+from .soft_labels import SoftLabels
 
 MICRO_TOKENS = 512  # of a micro-batch, about: enough for the matrix products to be fast
 
@@ -189,7 +190,8 @@ class TuningJob:
 
         rows .. numbers: see Sizes. saver: of a run that may be resumed, which then has the micro-batches that it had.
     options: of gl.compile. layers: those that run on a GPU. arena: most bytes of the arena and scratch of each program,
-    with layers of its part on the GPU. kept: copies of the trained arrays that callbacks hold at once.
+    with layers of its part on the GPU. kept: copies of the trained arrays that callbacks hold at once. teacher: of an
+    objective that needs one.
     """
 
     model: Model
@@ -208,6 +210,7 @@ class TuningJob:
     layers: GpuLayers | None = None
     arena: int | None = None
     kept: int = 0
+    teacher: Model | None = None
 
     @property
     def objective(self) -> Objective:
@@ -294,9 +297,7 @@ class Tuning:
         )  # fmt: skip
         self.trainer.options["memory"] = limit
         self.metrics = self._metrics()
-        self.reference = None
-        if self.objective.needs_reference:
-            self.reference = Reference(self.objective, self.forward, self.micro_batch_size, self.trainer.options)
+        self.computed = computed_labels(job, self.forward, self.micro_batch_size, self.trainer.options)
 
     def _loss(self, outputs: Outputs, labels: Value) -> tuple[Value, Value]:  # a resume compares its name
         return self.objective.pair(self.forward, outputs, labels)
@@ -340,21 +341,32 @@ class Tuning:
             self.trainer.prepare(source, rows, rows + val_rows, **sizes, backward=False, measures=measures)
         if self.sampler is not None:
             self.sampler.prepare()
-        if self.reference is not None:
-            self.reference.prepare(self.job.row_tokens)
+        if self.computed is not None:
+            self.computed.prepare(self.job.row_tokens)
 
     @property
     def runs(self) -> list[Any]:
         """All programs that were compiled so far."""
         sampled = [] if self.sampler is None else self.sampler.generator.programs.values()
-        reference = [] if self.reference is None else self.reference.runs
-        return [*(step.run for step in self.trainer.compiled), *sampled, *reference]
+        computed = [] if self.computed is None else self.computed.runs
+        return [*(step.run for step in self.trainer.compiled), *sampled, *computed]
 
     @property
     def plans(self) -> list[Plan | Schedule]:
         """The plans of all programs that were compiled so far."""
-        more = [] if self.reference is None else self.reference.plans
+        more = [] if self.computed is None else self.computed.plans
         return [*self.trainer.plans, *([] if self.sampler is None else self.sampler.plans), *more]
+
+
+def computed_labels(
+    job: TuningJob, forward: Forward, rows: int, options: Mapping[str, Any]
+) -> Reference | SoftLabels | None:
+    """Labels that are computed before the training: of the base model, or of a teacher; None for objectives without.
+
+    rows: those of a micro-batch. options: of gl.compile."""
+    if job.objective.needs_teacher:
+        return SoftLabels(job.objective, job.teacher, forward, options)
+    return Reference(job.objective, forward, rows, options) if job.objective.needs_reference else None
 
 
 class _Rate:

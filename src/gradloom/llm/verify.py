@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +36,8 @@ from .finetune import Run
 from .json_rows import is_samples
 from .model import model_of
 from .not_finite import bad_tensor
-from .reference import Reference
+from .teacher import teacher_of
+from .tuning import computed_labels
 
 if TYPE_CHECKING:
     from ..graph.value import Value
@@ -127,11 +128,13 @@ def verify(
         context=context, batch_size=batch_size, micro_batch_size=batch_size, val_split=0.0, backend="null", isa=isa,
         precision=precision, flush=flush, **settings,
     )  # fmt: skip
-    if run.reference is not None:
-        options = {"threads": threads, "isa": isa, "precision": precision, "flush": flush, "device": device}
-        references = Reference(run.objective, run.forward, run.batch_size, options)
-        references.prepare(run.job.row_tokens)
-        run.reference.write(references.compute(run.dataset.data))
+    options = {"threads": threads, "isa": isa, "precision": precision, "flush": flush, "device": device}
+    job = replace(run.job, teacher=teacher_of(run.objective, model))
+    computed = computed_labels(job, run.forward, run.batch_size, options)
+    if computed is not None and run.computed is not None:
+        computed.prepare(run.job.row_tokens)
+        computed.complete(run.dataset)
+        run.computed.update()
     source = run.trainer.source(run.dataset)
     source.order.write(run.first_order())
     step = run.trainer.whole_step(source, run.batch_size)

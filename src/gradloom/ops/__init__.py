@@ -9,6 +9,7 @@ from ..graph.value import Value
 from .attention import attention, attention_back
 from .conv import conv2d, conv2d_back_input, conv2d_back_weight
 from .conv_pool import conv2d_max_pool, conv2d_pool_back_input, conv2d_pool_back_weight
+from .distillation import distilled, linear_distillation, linear_distilled
 from .elementwise import (
     abs,
     add,
@@ -144,6 +145,7 @@ __all__ = [
     "cross_entropy_pair",
     "cross_entropy_sum",
     "detach",
+    "distilled",
     "div",
     "dropout",
     "elu",
@@ -175,6 +177,8 @@ __all__ = [
     "linear_cross_entropy",
     "linear_cross_entropy_pair",
     "linear_cross_entropy_rows",
+    "linear_distillation",
+    "linear_distilled",
     "lion",
     "lion_8bit",
     "log",

@@ -29,6 +29,7 @@ from ..files.targets import kind_of
 # its result stay until the command that saves new ones replaces both at once.
 OWN: dict[str, re.Pattern[str] | None] = {
     "run.json": None, "settings.toml": None, "metrics.jsonl": None, "metrics.csv": None, "samples.jsonl": None,
+    "teacher.npy": None,
     "checkpoints": OWN_FILES, "tensorboard": re.compile(r"events\.out\.tfevents\..+"),
 }  # fmt: skip
 APPENDED = ("metrics.jsonl", "metrics.csv")  # appended to; the others are replaced

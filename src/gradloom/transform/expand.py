@@ -11,6 +11,7 @@ from .program import Program, rebuild
 
 def expand(program: Program, runs: Callable[[Node], bool]) -> Program:
     """Replace nodes that cannot run by their compositions, and what cannot run in these, until nothing can be replaced.
+    A composition that works block by block so has one block in memory at a time.
 
     runs: whether there is a kernel for a node. Assumes that no composition leads back to its own op (a test of the
     registry holds that). Nodes without a composition stay: the planner reports the missing kernels.
@@ -20,7 +21,7 @@ def expand(program: Program, runs: Callable[[Node], bool]) -> Program:
         return None if node.op.composition is None or runs(node) else composed(node, inputs)
 
     while True:
-        expanded = rebuild(program, replace)
+        expanded = rebuild(program, replace, as_made=True)
         if expanded is program:
             return program
         program = expanded

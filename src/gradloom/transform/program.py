@@ -6,6 +6,7 @@ each node, and never sorts: a replacement takes the position of the node that it
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +54,9 @@ def gather(outputs: Sequence[Value], effects: Sequence[Value] = ()) -> Program:
 Replace = Callable[[Node, Sequence["Value | None"]], "Sequence[Value] | None"]
 
 
-def rebuild(program: Program, replace: Replace) -> Program:
-    """Visit the nodes in order; `replace` sees a node and its new inputs, answers new outputs or None (keep)."""
+def rebuild(program: Program, replace: Replace, as_made: bool = False) -> Program:
+    """Visit the nodes in order; `replace` sees a node and its new inputs, answers new outputs or None (keep). as_made:
+    new nodes are placed in the order in which they were made, by default each behind the inputs that it needs."""
     new: dict[Value, Value] = {}  # of the values that changed only
     placed: dict[Node, None] = {}
     for node in program.nodes:
@@ -63,6 +65,8 @@ def rebuild(program: Program, replace: Replace) -> Program:
         if outputs is None:
             copy = copy_node(node, inputs, new)
             outputs, placed[copy] = copy.outputs, None
+        elif as_made:
+            placed.update(dict.fromkeys(_unplaced(outputs, placed)))
         else:
             for value in outputs:
                 if value.node not in placed:
@@ -73,6 +77,19 @@ def rebuild(program: Program, replace: Replace) -> Program:
         return program
     outputs, effects = (tuple([new.get(v, v) for v in values]) for values in (program.outputs, program.effects))
     return Program(needed(placed, (*outputs, *effects)), outputs, effects)
+
+
+def _unplaced(values: Sequence[Value], placed: dict[Node, None]) -> list[Node]:
+    """The nodes that the values need and that are not placed, in the order in which they were made."""
+    found: set[Node] = set()
+    todo = [v.node for v in values]
+    while todo:
+        node = todo.pop()
+        if node not in placed and node not in found:
+            found.add(node)
+            todo.extend([v.node for v in node.inputs if v is not None])
+            todo.extend(node.after)
+    return sorted(found, key=operator.attrgetter("id"))
 
 
 def _place(node: Node, placed: dict[Node, None]) -> None:
