@@ -26,6 +26,7 @@ READS = ["--text-key t", "--prompt-key p", "--completion-key c", "--messages-key
 READS += ["--chat-template tpl.jinja", "--loss-on assistant", "--skip-bad-lines"]  # of which a text heeds none
 TAUGHT = "--objective distil --teacher large.gguf --top-k 8"
 SIDES = ["--chosen-key c", "--rejected-key r", "--label-key l"]  # of objectives that learn from preferences
+SIDES += ["--anchor-key a", "--positive-key p", "--negative-key n"]  # of embed
 TRAIN = "finetune m.gguf t.txt --context 32 --lr 0.01 --out o.gguf"
 # command line -> (options that change something, options that are refused)
 PAIRS = "finetune m.gguf d.jsonl --context 32 --out o.gguf --steps 2"
@@ -85,6 +86,17 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--class-weight even", "--label-key several --class-weight balanced", "--center-rewards-coefficient 1",
          "--objective regress", "--chosen-key text", "--label-key text2"],
     ),
+    "finetune m.gguf e.jsonl --context 32 --out o.gguf --steps 2 --objective embed": (
+        ["--temperature 0.5", "--pooling mean", "--widths 8,48", "--anchor-key b --positive-key a",
+         "--negative-key c", "--method full"],
+        ["--temperature 0", "--pooling max", "--widths 0", "--widths 8,8", "--widths 1000", "--beta 1",
+         "--chosen-key a", "--anchor-key nothing", "--objective sft --pooling mean", "--as-chat"],
+    ),
+    "embed m.gguf t.txt": (
+        ["--pooling mean", "--width 5", "--context 8", "--precision bf16", "--lora base.gguf", "--out o.csv"],
+        ["--pooling max", "--width 0", "--width 1000", "--precision f16", "--device nowhere", "--text-key words",
+         "--encoding nothing", "--out o.bin"],
+    ),
     "finetune half.gguf t.txt --context 32 --out o.gguf --method full --train-dtype f32": (["--targets attn_q"], []),
     "evaluate m.gguf t.txt --context 32": (
         ["--lora base.gguf", "--context 64", "--precision bf16"], ["--precision f16", "--device nowhere", *READS],
@@ -138,6 +150,10 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "plan m.gguf l.jsonl --context 64 --objective classify": (
         ["--objective regress --label-key n", "--label-key several"], ["--objective reward"],
     ),
+    "plan m.gguf e.jsonl --context 64 --objective embed": (
+        ["--pooling mean", "--widths 8,48", "--anchor-key c --positive-key a", "--negative-key c"],
+        ["--pooling max", "--widths 1000", "--chosen-key a"],
+    ),
     "plan m.gguf x.jsonl --context 64": (["--text-key story", "--val t.txt"], ["--messages-key m"]),
     "verify m.gguf d.jsonl --context 16 --batch-size 2 --no-reference --objective dpo": (
         ["--loss-type hinge", "--loss-type ipo", "--objective cpo", "--objective cpo --nll-weight 0.5",
@@ -154,6 +170,10 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     ),
     "verify m.gguf l.jsonl --context 16 --batch-size 2 --no-reference --objective classify": (
         ["--class-weight balanced", "--label-key other"], ["--center-rewards-coefficient 0.1"],
+    ),
+    "verify m.gguf e.jsonl --context 16 --batch-size 2 --no-reference --objective embed": (
+        ["--temperature 0.5", "--pooling mean", "--widths 8,48", "--anchor-key b --positive-key a", "--negative-key c"],
+        ["--class-weight balanced", "--widths 0"],
     ),
     "verify m.gguf t.txt --context 16": (
         ["--lora base.gguf", "--method full", "--rank 2", "--targets attn_q", "--context 32", "--batch-size 2",
@@ -234,6 +254,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "a": r["completion"],
                 "b": r["text"],
                 "p": r["q"],
+            }
+            for r in rows
+        ],
+        "e": [
+            {
+                "anchor": r["q"],
+                "positive": r["a"],
+                "a": r["prompt"],
+                "b": r["completion"],
+                "c": r["text"],
             }
             for r in rows
         ],

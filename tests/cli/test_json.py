@@ -57,6 +57,7 @@ def test_every_document_is_as_it_is_declared(
         printed(capsys, "plan", model, text, "--context", 32),
         printed(capsys, "verify", model, text, "--context", 8, "--no-reference"),
         printed(capsys, "merge", model, tuned, "--out", tmp_path / "merged.gguf"),
+        printed(capsys, "embed", model, text),
         printed(capsys, "info", tuned),
         printed(capsys, "info", model),
         printed(capsys, "info", fitted),

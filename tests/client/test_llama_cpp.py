@@ -227,3 +227,30 @@ def test_logits_from_every_type_of_file(tmp_path: Path, kind: str) -> None:
     error = np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(ours**2))
     print(f"{kind}: logits differ by {100 * error:.2f} %")
     assert error < (0.01 if kind in ("f16", "bf16") else 0.06)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("method", ["lora", "full"])
+@needs_data
+def test_embeddings_there_are_those_here(tmp_path: Path, pooling: str, method: str) -> None:
+    """Of the merged or trained model's file, whose pooling_type and end of text llama.cpp reads."""
+    from llama_cpp import Llama
+
+    sentences = [s.strip() for s in SHAKESPEARE.read_text()[:3000].split("\n\n") if s.strip()]
+    lines = [{"anchor": text, "positive": text.upper()} for text in sentences[:12]]
+    trains = llm.TrainedTensors() if method == "full" else llm.LoRA(targets="all")
+    run = llm.finetune(
+        str(STORIES), lines, trains, objective="embed", pooling=pooling, context=128, epochs=3, lr=1e-3, val_split=0.0,
+        progress=False,
+    )  # fmt: skip
+    path = tmp_path / "model.gguf"
+    run.save(path if method == "full" else tmp_path / "a.gguf")
+    if method == "lora":
+        llm.merge(STORIES, tmp_path / "a.gguf", path)
+    client = Llama(str(path), embedding=True, n_ctx=512, n_batch=512, n_ubatch=512, verbose=False)
+    texts = [text for text in sentences if len(text) < 300][:10]
+    there = np.array([client.embed(text, normalize=True) for text in texts])
+    here = llm.embed(path, texts)
+    assert there.shape == here.shape
+    np.testing.assert_allclose(here, there, atol=2e-3)
+    np.testing.assert_allclose(llm.embed(run.model, texts, run.adapter), here, atol=1e-4)

@@ -15,7 +15,9 @@ from tests.gpu.test_finetune import SIZES
 from tests.llm import head_rows
 from tests.llm.preference_rows import pairs
 
-HEADS = {"reward": head_rows.pairs, "classify": head_rows.classes, "regress": head_rows.numbers}
+HEADS = {
+    "reward": head_rows.pairs, "classify": head_rows.classes, "regress": head_rows.numbers, "embed": head_rows.pairs
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("where", [{"device": "gpu"}, {"gpu_layers": 1}], ids=str)
@@ -57,5 +59,9 @@ def test_heads_have_the_losses_of_the_cpu(tmp_path: Path, objective: str, where:
     assert here[-1] < here[0] - 0.02
     np.testing.assert_allclose(there, here, rtol=2e-4, atol=2e-5)
     texts = ["a b c", "the end"]
-    scores = [gl.llm.predict(str(path), texts, run.adapter, **device).scores for device in ({}, {"device": "gpu"})]
+    devices: list[dict[str, str]] = [{}, {"device": "gpu"}]
+    if objective == "embed":
+        scores = [gl.llm.embed(str(path), texts, run.adapter, **device) for device in devices]
+    else:
+        scores = [gl.llm.predict(str(path), texts, run.adapter, **device).scores for device in devices]
     np.testing.assert_allclose(*scores, rtol=1e-3, atol=1e-4)

@@ -183,6 +183,25 @@ def test_bootstrap():
     np.testing.assert_allclose((of_all["mae"], of_all["mae_unc"]), (boot["mae"], boot["mae_unc"]), rtol=1e-6)
 
 
+def test_a_ratio_of_sums_is_called_once_and_resampled():
+    """The bootstrap draws from the two arrays of the first call."""
+    calls = []
+
+    def ratio(outputs, labels):
+        calls.append(len(outputs))
+        return np.abs(outputs - labels).reshape(len(labels), -1).mean(1), np.ones(len(labels))
+
+    options = {"whole": True, "uncertainty": "bootstrap", "samples": 2000}
+    found = gl.evaluate(net(), (X, T), loss="mse", metrics={"mae": Metric(ratio, **options)}).metrics
+    each = Metric(lambda outputs, labels: np.abs(outputs - labels).mean(), **options)
+    expected = gl.evaluate(net(), (X, T), loss="mse", metrics={"mae": each}).metrics
+    assert calls == [len(X)]
+    np.testing.assert_allclose((found["mae"], found["mae_unc"]), (expected["mae"], expected["mae_unc"]), rtol=1e-6)
+    wrong = Metric(lambda outputs, labels: (np.ones(3), np.ones(3)), whole=True)
+    with pytest.raises(gl.SettingError, match="metric mae: the function gave .*; need a number"):
+        gl.evaluate(net(), (X, T), loss="mse", metrics={"mae": wrong})
+
+
 def fit(model, data=(X, T), **options):
     options = {
         "loss": "mse",

@@ -23,6 +23,7 @@ from .options import (
     commas,
     decided,
     option,
+    whole_numbers,
 )
 from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, MemoryOptions, SaveOptions, StepOptions
 
@@ -33,6 +34,7 @@ DATA_HELP = (
 PLANNED = "finetune plan"
 
 
+Widths = Annotated[list[Whole], Limit("different whole numbers of at least 1, such as 64,128")]
 Smoothing = Annotated[float, Limit("a number of at least 0 and below 0.5", (("ge", 0.0), ("lt", 0.5)))]
 
 
@@ -45,14 +47,15 @@ class ObjectiveOptions:
         'name of the objective: "sft" (the texts); "distil" (the predictions of a `teacher` on them); from pairs of a '
         'chosen and a rejected completion "dpo", "orpo", '
         '"simpo", "cpo", or a reward for each text "reward"; from completions that are judged good or bad "kto"; from '
-        'labelled texts their class "classify" or number "regress"; or a gl.llm.Objective. See docs/objectives.md',
+        'labelled texts their class "classify" or number "regress"; from pairs of texts that belong together "embed"; '
+        "or a gl.llm.Objective. See docs/objectives.md",
         Flag(
             PLANNED,
             "sft: the texts; distil: a teacher's predictions on them; dpo, orpo, simpo, cpo: pairs of a chosen and a"
-            " rejected completion; reward: a reward for"
-            " each text, of such pairs; kto: completions that are judged good or bad; classify, regress: texts with a"
-            " class or a number.",
-            Literal["sft", "classify", "cpo", "distil", "dpo", "kto", "orpo", "regress", "reward", "simpo"],
+            " rejected completion; reward: a reward for each text, of such pairs; kto: completions that are judged good"
+            " or bad; classify, regress: texts with a class or a number; embed: embeddings, of pairs of texts that"
+            " belong together.",
+            Literal["sft", "classify", "cpo", "distil", "dpo", "embed", "kto", "orpo", "regress", "reward", "simpo"],
             parse=str.lower,
         ),
         typed="Objective | str",
@@ -124,8 +127,8 @@ class ObjectiveOptions:
     )
     temperature: Rate | None = option(
         None,
-        "of distil: the divisor of the logits of teacher and student, by default 1",
-        Flag(PLANNED, "Divisor of the logits of teacher and student in distil. [default: 1]", Rate),
+        "divisor of the logits of teacher and student (distil, by default 1), or of cosines (embed, by default 0.05)",
+        Flag(PLANNED, "Divisor of logits in distil, of cosines in embed. [default: 1; embed 0.05]", Rate),
         compared_as="objective",
     )
     hard_weight: Share | None = option(
@@ -140,6 +143,27 @@ class ObjectiveOptions:
         "samples of the class)",
         Flag("finetune", "balanced: classes with fewer samples count more in the loss.", Literal["balanced"]),
         typed="Mapping[str, float] | str | None",
+        compared_as="objective",
+    )
+    pooling: Literal["mean", "last"] | None = option(
+        None,
+        'of embed: "mean" over the hidden states of all tokens of a text, or that of the "last" one, its end; by '
+        'default that of the adapter or of the model, else "last"',
+        Flag(PLANNED, "Embedding of a text: mean of its tokens, or last. [default: of adapter or model, else last]"),
+        typed="str | None",
+        compared_as="objective",
+    )
+    widths: Any = option(
+        None,
+        "of embed: numbers of first components that are to be embeddings by themselves, such as [64, 128]; the loss is "
+        "the mean of theirs",
+        Flag(
+            PLANNED,
+            "First components that are to be embeddings by themselves, such as 64,128. [default: all]",
+            Widths,
+            parse=whole_numbers,
+        ),
+        typed="Sequence[int] | None",
         compared_as="objective",
     )
 
@@ -379,6 +403,13 @@ class DataOptions:
     )
     label_key: str | None = command_option(
         PLANNED, "Key of the label in .jsonl of judged completions (true, false) or labelled texts. [default: label]"
+    )
+    anchor_key: str | None = command_option(PLANNED, "Key of the anchor in .jsonl of pairs. [default: anchor]")
+    positive_key: str | None = command_option(
+        PLANNED, "Key of the text that belongs to the anchor. [default: positive]"
+    )
+    negative_key: str | None = command_option(
+        PLANNED, "Key of a text that does not belong to the anchor. [default: negative]"
     )
     as_chat: bool = command_option(
         PLANNED, "Format prompt and completion as question and answer by the chat template.", False

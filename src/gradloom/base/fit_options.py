@@ -5,7 +5,22 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import Annotated, Literal
 
-from .options import Count, Decay, Flag, Limit, Name, Place, Rate, Share, Whole, command_option, commas, decided, option
+from .options import (
+    Count,
+    Decay,
+    Flag,
+    Limit,
+    Name,
+    Place,
+    Rate,
+    Share,
+    Whole,
+    command_option,
+    commas,
+    decided,
+    option,
+    whole_numbers,
+)
 from .training_options import (
     JSON_HELP,
     OPTIMIZERS,
@@ -38,10 +53,6 @@ def _named_file(text: str) -> dict[str, str]:
     """NAME=FILE, or FILE, whose name is "val"."""
     name, equals, file = text.partition("=")
     return {name: file} if equals and name.isidentifier() else {"val": text}
-
-
-def _widths(text: str) -> list[int | str]:
-    return [int(part) if part.isdecimal() and len(part) < 20 else part for part in commas(text)]
 
 
 @dataclass(frozen=True)
@@ -124,7 +135,10 @@ class NetworkOptions:
     """The network of the command, its optimiser and its loss."""
 
     hidden: Widths = command_option(
-        "fit", "Widths of the hidden layers, such as 64,64. [default: 128,128; images 500]", decided, parse=_widths
+        "fit",
+        "Widths of the hidden layers, such as 64,64. [default: 128,128; images 500]",
+        decided,
+        parse=whole_numbers,
     )
     dropout: Share = command_option(
         "fit",

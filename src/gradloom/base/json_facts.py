@@ -1,4 +1,4 @@
-"""JSON documents about files, runs and machines: info, runs, doctor, run.json and metrics.jsonl; see json_documents."""
+"""JSON documents about files, texts, runs and machines: info, embed, runs, doctor, run.json and metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ _TENSOR = (
 )
 _ADAPTER = "for adapters"
 _MODEL = "for models and vocabularies"
+_HEAD = (
+    Key("kind", str, "reward, classify or regress"),
+    Key("scores", int, "scores of a text"),
+    Key("labels", list[str], "names of the classes"),
+    Key("several", bool, "whether a text can have several classes"),
+)
 _TYPE = (
     Key("tensors", int, "of this type"),
     Key("parameters", int, "numbers in them"),
@@ -44,6 +50,9 @@ INFO_GGUF = Document(
             Key("ranks", list[int], "ranks of the pairs"),
             Key("targets", list[str], "tensors that the adapter changes"),
         ),
+        Key("pooling", str | None, "of embeddings: mean, last, cls or rank; null if the file has none"),
+        Key("widths", list[int], "first components that were trained to be embeddings by themselves"),
+        Key("head", _HEAD, "head of the objectives reward, classify and regress", when="if there is one"),
         *when(
             _MODEL,
             Key(
@@ -91,6 +100,24 @@ INFO_MODEL = Document(
         Key("network", dict[str, Any], "the layers; their description is not part of the compatibility rule"),
         Key("metadata", dict[str, str], "further metadata of the file"),
         Key("tensors", [_TENSOR], "all arrays"),
+    ),
+)
+
+# ---- texts -----------------------------------------------------------------------------------------------------------
+
+EMBED = Document(
+    "gradloom.embed/1",
+    "`gradloom embed --json`",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("data", str, "DATA as given"),
+        Key("lora", str | None, "the adapter"),
+        Key("rows", int, "texts"),
+        Key("width", int, "numbers of an embedding"),
+        Key("pooling", str, "mean or last"),
+        Key("out", str | None, "the file; null without `--out`"),
+        Key("notes", list[str], "texts that were cut, names of control tokens"),
+        Key("embeddings", list[list[float]], "of each text, of norm 1", when="without `--out`"),
     ),
 )
 

@@ -84,6 +84,11 @@ def commas(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")] if text.strip() else []
 
 
+def whole_numbers(text: str) -> list[int | str]:
+    """The parts of a text such as 64,128; those that are no whole numbers as texts."""
+    return [int(part) if part.isdecimal() and len(part) < 20 else part for part in commas(text)]
+
+
 # ---- the declaration -------------------------------------------------------------------------------------------------
 
 _SAME: Any = "same"  # a flag with the default of its field

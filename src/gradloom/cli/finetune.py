@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _SCORES = {
     "accuracy": "accuracy", "balanced_accuracy": "balanced", "f1_macro": "F1", "roc_auc": "ROC AUC",
     "rewards_accuracy": "accuracy", "r2": "R2", "rmse": "rmse", "mae": "mae",
+    "recall_at_1": "recall@1", "recall_at_5": "recall@5", "mrr": "MRR",
 }  # fmt: skip
 
 HELP = """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
@@ -309,7 +310,8 @@ def _scores(report: Mapping[str, Any], prefix: str) -> str:
 
 def _use(run: Run, place: str) -> str:
     if run.objective.form.last:
-        return to_paste(["gradloom", "predict", *_model_words(run, place)]) + " texts.csv"
+        command = "predict" if run.objective.embedding is None else "embed"
+        return to_paste(["gradloom", command, *_model_words(run, place)]) + " texts.csv"
     return to_paste(["gradloom", "generate", *_model_words(run, place)]) + ' --prompt "..."'
 
 

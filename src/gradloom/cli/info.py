@@ -112,6 +112,7 @@ def describe(file: ModelFile) -> dict[str, Any]:
         facts["file_type"] = _file_type(metadata.get("general.file_type"))
         facts["supported"] = _supported(str(architecture))
         facts["tokenizer_problem"] = _tokenizer_problem(file)
+    facts |= _uses(file)
     facts["metadata"] = {key: _value(metadata, key) for key in metadata}
     facts["tensors"] = [
         {"name": t.name, "type": t.kind, "shape": list(t.shape), "offset": t.offset, "bytes": t.bytes}
@@ -131,6 +132,37 @@ def _adapter(file: ModelFile, metadata: Mapping[str, Any]) -> dict[str, Any]:
         "ranks": ranks,
         "targets": targets,
     }
+
+
+def _uses(file: ModelFile) -> dict[str, Any]:
+    """Pooling of embeddings and head of a model or an adapter; FileError for damaged ones."""
+    from ..llm.embedding import pooling_of, read_embedding
+    from ..llm.head import read_head
+
+    stored, found = read_embedding(file.metadata, file.path), read_head(file.metadata, file.path)
+    facts: dict[str, Any] = {
+        "pooling": pooling_of(file.metadata) if stored is None else stored.pooling,
+        "widths": [] if stored is None else list(stored.widths),
+    }
+    if found is not None:
+        head = found.head
+        facts["head"] = {
+            "kind": head.kind, "scores": head.outputs, "labels": list(head.labels), "several": head.several
+        }  # fmt: skip
+    return facts
+
+
+def _shown_uses(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = []
+    if facts["pooling"] is not None:
+        widths = f", also the first {', '.join(map(str, facts['widths']))} numbers" if facts["widths"] else ""
+        lines.append(("embeddings", f"pooling {facts['pooling']}{widths}"))
+    if "head" in facts:
+        head = facts["head"]
+        names = f": {', '.join(head['labels'])}" if head["labels"] else ""
+        several = ", several of a text" if head["several"] else ""
+        lines.append(("head", _short(f"{head['kind']}{names}{several}", 200)))
+    return lines
 
 
 def _supported(architecture: str) -> bool:
@@ -195,7 +227,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(
             ("low rank", f"{_short(facts['adapter'], 40) or 'of no type'}, rank {ranks}, scale {scale}, {pairs}")
         )
-        return lines
+        return [*lines, *_shown_uses(facts)]
     if facts["file_type"]:
         lines.append(("file type", _short(facts["file_type"], 60)))
     sizes = [
@@ -222,6 +254,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             shown.append("chat template" if facts["chat_template"] else "no chat template")
         if shown:
             lines.append((title, ", ".join(shown)))
+    lines += _shown_uses(facts)
     if facts["kind"] == "model" and not facts["supported"]:
         lines.append(("note", "gradloom does not run this architecture"))
     if facts["tokenizer_problem"]:

@@ -25,6 +25,9 @@ Special = Annotated[bool, flag_of(DataOptions, "special")]
 ChosenKey = Annotated[str | None, flag_of(DataOptions, "chosen_key")]
 RejectedKey = Annotated[str | None, flag_of(DataOptions, "rejected_key")]
 LabelKey = Annotated[str | None, flag_of(DataOptions, "label_key")]
+AnchorKey = Annotated[str | None, flag_of(DataOptions, "anchor_key")]
+PositiveKey = Annotated[str | None, flag_of(DataOptions, "positive_key")]
+NegativeKey = Annotated[str | None, flag_of(DataOptions, "negative_key")]
 # Options of objectives
 ObjectiveName = Annotated[str, flag_of(ObjectiveOptions, "objective")]
 Beta = Annotated[float | None, flag_of(ObjectiveOptions, "beta")]
@@ -38,8 +41,10 @@ CenterRewards = Annotated[float | None, flag_of(ObjectiveOptions, "center_reward
 ClassWeight = Annotated[str | None, flag_of(ObjectiveOptions, "class_weight")]
 Teacher = Annotated[str | None, flag_of(ObjectiveOptions, "teacher")]
 TeacherTopK = Annotated[int | None, flag_of(ObjectiveOptions, "top_k")]
-TeacherTemperature = Annotated[float | None, flag_of(ObjectiveOptions, "temperature")]
+LossTemperature = Annotated[float | None, flag_of(ObjectiveOptions, "temperature")]
 HardWeight = Annotated[float | None, flag_of(ObjectiveOptions, "hard_weight")]
+Pooling = Annotated[str | None, flag_of(ObjectiveOptions, "pooling")]
+EmbeddingWidths = Annotated[str | None, flag_of(ObjectiveOptions, "widths")]
 # Of drawing tokens (see llm.sampling.Sampling)
 Temperature = Annotated[float, Option(help="Sampling temperature; 0 always takes the likeliest token.")]
 TopK = Annotated[int | None, Option(help="Number of likeliest tokens to draw from; 0: all. [default: 40]")]
@@ -53,13 +58,17 @@ def data_options(
     text_key: str | None, prompt_key: str | None, completion_key: str | None, messages_key: str | None, as_chat: bool,
     chat_template: str | None, loss_on: str | None, skip_bad_lines: bool,
     special: bool, chosen_key: str | None = None, rejected_key: str | None = None, label_key: str | None = None,
+    anchor_key: str | None = None, positive_key: str | None = None, negative_key: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The options as llm.data.read_samples takes them; SettingError for a --loss-on that is not known, FileError for
     a template that cannot be read."""
     from .common import need_one_of
 
     need_one_of("loss_on", loss_on, ("assistant", "all"))
-    of_sides = {"chosen_key": chosen_key, "rejected_key": rejected_key, "label_key": label_key}
+    of_sides = {
+        "chosen_key": chosen_key, "rejected_key": rejected_key, "label_key": label_key, "anchor_key": anchor_key,
+        "positive_key": positive_key, "negative_key": negative_key,
+    }  # fmt: skip
     return {
         "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
         "as_chat": as_chat, "chat_template": read_template(chat_template),

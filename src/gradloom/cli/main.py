@@ -45,8 +45,8 @@ from .progress import Uploads
 from .settings_file import load_commands
 
 _COMMANDS = (
-    "fit", "predict", "finetune", "rerun", "runs", "generate", "chat", "evaluate", "compare", "plan", "verify",
-    "info", "merge", "doctor",
+    "fit", "predict", "finetune", "rerun", "runs", "generate", "chat", "embed", "evaluate", "compare", "plan",
+    "verify", "info", "merge", "doctor",
 )  # fmt: skip
 _LONGEST = 2000  # characters of an error, whose middle is left out: input may be of any length
 

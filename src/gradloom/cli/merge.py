@@ -6,12 +6,15 @@ import contextlib
 import os
 import sys
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..base.json_documents import MERGE
 from .common import Json, columns, json_text, llama_server, to_paste, warn
 from .parser import Argument, Option
 from .progress import change_line
+
+if TYPE_CHECKING:
+    from ..llm.embedding import Embedding
 
 HELP = """Add an adapter to the weights of its model, and write the sum as a model of its own.
 
@@ -54,14 +57,21 @@ def merge(
         ("model", model),
         ("adapter", f"{adapter}: {plural(len(done.changed), 'tensor')} changed"),
         ("written", f"{out}: {done.bytes:,} bytes, tensors {kinds}"),
-        ("use it", to_paste(["gradloom", "generate", out]) + ' --prompt "..."'),
+        ("use it", _use(out, done.embedding)),
     ]
-    columns(lines if os.path.isdir(out) else [*lines, ("elsewhere", llama_server(out))])
+    columns(lines if os.path.isdir(out) or done.embedding is not None else [*lines, ("elsewhere", llama_server(out))])
     if json:
         result: dict[str, Any] = {"model": model, "adapter": adapter, "out": out, "type": type, "bytes": done.bytes}
         result |= {"tensors": done.kinds, "changed": len(done.changed), "notes": done.notes}
         print(json_text(MERGE, result | {"seconds": time.perf_counter() - begin}))
     return 0
+
+
+def _use(out: str, embedding: Embedding | None) -> str:
+    if embedding is None:
+        return to_paste(["gradloom", "generate", out]) + ' --prompt "..."'
+    pooling = ["--pooling", embedding.pooling] if os.path.isdir(out) else []  # which a folder does not state
+    return to_paste(["gradloom", "embed", out, *pooling]) + " texts.csv"
 
 
 def _show(name: str, share: float) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..base.exit_codes import Exit
 from ..base.finetune_options import DATA_HELP
 from ..base.json_documents import VERIFY
+from ..base.options import whole_numbers
 from ..base.settings import PRECISIONS
 from .common import Device, Json, Precision, Threads, json_text, need_one_of, need_whole, print_report
 from .language import (
+    AnchorKey,
     AsChat,
     Beta,
     CenterRewards,
@@ -19,22 +21,26 @@ from .language import (
     ClassWeight,
     CompletionKey,
     DesirableWeight,
+    EmbeddingWidths,
     Gamma,
     HardWeight,
     LabelKey,
     LabelSmoothing,
     Lora,
     LossOn,
+    LossTemperature,
     LossType,
     MessagesKey,
+    NegativeKey,
     NllWeight,
     ObjectiveName,
+    Pooling,
+    PositiveKey,
     PromptKey,
     RejectedKey,
     SkipBadLines,
     Special,
     Teacher,
-    TeacherTemperature,
     TeacherTopK,
     Template,
     TextKey,
@@ -44,6 +50,9 @@ from .language import (
 )
 from .parser import Argument, Option
 from .progress import change_line
+
+if TYPE_CHECKING:
+    from ..llm.verify import Verification
 
 CHOICES = ("lora", "full"), ("adamw", "sgd"), ("f32",), PRECISIONS  # of method, optimizer, train_dtype, precision
 
@@ -83,6 +92,9 @@ def verify(
     chosen_key: ChosenKey = None,
     rejected_key: RejectedKey = None,
     label_key: LabelKey = None,
+    anchor_key: AnchorKey = None,
+    positive_key: PositiveKey = None,
+    negative_key: NegativeKey = None,
     objective: ObjectiveName = "sft",
     beta: Beta = None,
     loss_type: LossType = None,
@@ -95,8 +107,10 @@ def verify(
     class_weight: ClassWeight = None,
     teacher: Teacher = None,
     top_k: TeacherTopK = None,
-    temperature: TeacherTemperature = None,
+    temperature: LossTemperature = None,
     hard_weight: HardWeight = None,
+    pooling: Pooling = None,
+    widths: EmbeddingWidths = None,
     json: Json = False,
 ) -> int:
     """Run the command; returns its exit code."""
@@ -108,14 +122,13 @@ def verify(
         need_one_of(name, text, known)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special,
-        chosen_key, rejected_key, label_key,
+        chosen_key, rejected_key, label_key, anchor_key, positive_key, negative_key,
     )  # fmt: skip
-    from ..base.memory import show_bytes
     from ..llm.model import load
     from ..llm.verify import verify as verify_step
     from ..optim import SGD, AdamW
 
-    loaded = load(model)
+    loaded, first = load(model), None if widths is None else whole_numbers(widths)
     adapter: Any = adapter_for(loaded, method, targets, train_dtype, lora, seed, rank=rank)
     print_report(f"{model}: {loaded.config}")
     result = verify_step(
@@ -124,18 +137,25 @@ def verify(
         label_smoothing=label_smoothing, gamma=gamma, nll_weight=nll_weight, desirable_weight=desirable_weight,
         undesirable_weight=undesirable_weight, center_rewards_coefficient=center_rewards_coefficient,
         class_weight=class_weight, teacher=teacher, top_k=top_k, temperature=temperature, hard_weight=hard_weight,
+        pooling=pooling, widths=first,
         data_options=options, optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
         on_check=lambda check: print(f"{check.name:<36}{'' if check.holds else 'DIFFERS: '}{check.found}", flush=True),
         on_progress=_progress if sys.stderr.isatty() else None,
     )  # fmt: skip
+    _print_result(result)
+    if json:
+        print(json_text(VERIFY, {"model": model, "data": data, "agrees": result.agrees} | asdict(result)))
+    return Exit.DONE if result.agrees else Exit.FAILED
+
+
+def _print_result(result: Verification) -> None:
+    from ..base.memory import show_bytes
+
     shared = f"{show_bytes(result.peak_bytes)} with buffers shared, {show_bytes(result.unshared_bytes)} without"
     print(f"one step: {result.tokens} tokens to learn, loss {result.loss:.6g}, {result.steps} instructions; {shared}")
     wrong = [check for check in result.checks if not check.holds]
     first = next((check.node for check in wrong if check.node), "")
     print("all agree" if not wrong else "it is not right" + (f": look at {first}" if first else ""))
-    if json:
-        print(json_text(VERIFY, {"model": model, "data": data, "agrees": result.agrees} | asdict(result)))
-    return Exit.DONE if result.agrees else Exit.FAILED
 
 
 def _progress(done: int, nodes: int) -> None:

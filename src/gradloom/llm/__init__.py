@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .compare import Comparison, compare
     from .conversation import Conversation
     from .data import read_samples
+    from .embed import embed
     from .evaluate import Perplexity, evaluate
     from .finetune import Run, finetune
     from .forms import Form
@@ -54,6 +55,7 @@ __all__ = [
     "TrainedTensors",
     "Verification",
     "compare",
+    "embed",
     "evaluate",
     "finetune",
     "generate",
@@ -72,6 +74,7 @@ _HOMES = {
     ".compare": "Comparison compare",
     ".conversation": "Conversation",
     ".data": "read_samples",
+    ".embed": "embed",
     ".evaluate": "Perplexity evaluate",
     ".finetune": "Run finetune",
     ".forms": "Form",

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..base.arrays import place_in
 from ..base.errors import FileError
+from .embedding import Embedding
 from .head import HeadArrays
 from .model_file import ModelFile
 
@@ -29,6 +30,7 @@ class AdapterArrays:
     rslora        alpha is the user's alpha * sqrt(r), PEFT's use_rslora
     texts         other text metadata, such as general.name: of the GGUF file, or of PEFT's .safetensors file
     head          a head on the hidden state of the last token, or None
+    embedding     how texts become embeddings, or None
     """
 
     architecture: str
@@ -37,6 +39,7 @@ class AdapterArrays:
     rslora: bool = False
     texts: dict[str, str] = field(default_factory=dict)
     head: HeadArrays | None = None
+    embedding: Embedding | None = None
 
     @property
     def chat_template(self) -> str | None:

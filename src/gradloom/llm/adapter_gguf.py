@@ -8,7 +8,7 @@ adapter.type "lora", adapter.lora.alpha f32. Tensors, for a base tensor W [n_out
 
 with s = alpha / r, or s = 1 if alpha is 0 or absent. r is that of each pair, alpha that of the file. For a scale of
 alpha / sqrt(r) (rsLoRA, arXiv 2312.03732), which has no key, alpha * sqrt(r) is written. A head (head.py) is metadata,
-because llama.cpp refuses other tensors and ignores other keys.
+because llama.cpp refuses other tensors and ignores other keys, and so are the facts of embeddings (embedding.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..base.errors import FileError, one_line
 from ..files import open_gguf, write_gguf
 from ..files.gguf_fields import field as gguf_field
 from .adapter_arrays import LARGEST, AdapterArrays, check_alpha, check_fits, finite, pairs_of, text_of
+from .embedding import embedding_fields, read_embedding, without_embedding
 from .head import head_fields, read_head, without_head
 from .model_file import ModelFile
 
@@ -38,7 +39,7 @@ def write_adapter_gguf(path: str | os.PathLike[str], adapter: AdapterArrays) -> 
         "adapter.lora.alpha": gguf_field("f32", adapter.alpha),
     }
     fields |= {key: gguf_field("string", text) for key, text in adapter.texts.items() if key not in fields}
-    fields |= head_fields(adapter.head, path)
+    fields |= head_fields(adapter.head, path) | embedding_fields(adapter.embedding)
     tensors: dict[str, Any] = {}
     for name, (a, b) in adapter.pairs.items():
         for ending, array in ((".lora_a", a), (".lora_b", b)):
@@ -77,10 +78,11 @@ def read_adapter_gguf(path: str | os.PathLike[str], base: ModelFile | None = Non
         file.check_weight(name)
         halves_by_tensor.setdefault(stem, {})[ending] = finite(f"{path}: {name}", file.floats(name))
     known = ("general.architecture", "general.type", "adapter.type")
-    others = without_head(file.fields)
+    others = without_embedding(without_head(file.fields))
     texts = {k: file.metadata[k] for k, f in others.items() if f.kind == "string" and k not in known}
     pairs = pairs_of(path, halves_by_tensor, ".lora_a", ".lora_b")
-    adapter = AdapterArrays(architecture, float(alpha), pairs, texts=texts, head=read_head(file.metadata, path))
+    head, embedding = read_head(file.metadata, path), read_embedding(file.metadata, path)
+    adapter = AdapterArrays(architecture, float(alpha), pairs, texts=texts, head=head, embedding=embedding)
     if base is not None:
         check_fits(adapter, base, path)
     return adapter

@@ -31,6 +31,8 @@ from .adapter_arrays import (
     pairs_of,
     text_of,
 )
+from .embedding import PEFT_EMBEDDING, peft_embedding
+from .embedding import peft_text as embedding_text
 from .family import END_MODULES, Family
 from .head import PEFT_HEAD, HeadArrays, check_finite, peft_head, peft_text
 from .hf_folder import HFFolder, refuse_models_folder
@@ -76,6 +78,8 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: Mod
         check_finite(folder, adapter.head.weight)
         arrays[f"{_PREFIX}{_SCORE}.weight"] = adapter.head.weight
         texts[PEFT_HEAD] = peft_text(adapter.head.head)
+    if adapter.embedding is not None:
+        texts[PEFT_EMBEDDING] = embedding_text(adapter.embedding)
     ranks = {name: adapter.rank(name) for name in adapter.pairs}
     rank = max(ranks.values(), key=list(ranks.values()).count)
     alphas = {}
@@ -125,7 +129,7 @@ def read_peft(folder: str | os.PathLike[str], base: ModelFile) -> AdapterArrays:
     family = _family(path, architecture)
     halves_by_tensor: dict[str, dict[str, np.ndarray]] = {}
     modules: dict[str, str] = {}
-    head = _head(path, stored, texts)
+    head, embedding = _head(path, stored, texts), peft_embedding(texts.pop(PEFT_EMBEDDING, None), path)
     for key, array in stored.items():
         match = re.fullmatch(
             r"(?:base_model\.model\.)?(.+?)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?", key
@@ -152,7 +156,7 @@ def read_peft(folder: str | os.PathLike[str], base: ModelFile) -> AdapterArrays:
     }
     first = next(iter(pairs))
     alpha = scales[first] * pairs[first][1].shape[1]
-    adapter = AdapterArrays(architecture, alpha, pairs, bool(config.get("use_rslora")), texts, head)
+    adapter = AdapterArrays(architecture, alpha, pairs, bool(config.get("use_rslora")), texts, head, embedding)
     for name, (a, b) in pairs.items():
         factor = scales[name] / adapter.scale(name)
         if not math.isclose(factor, 1):

@@ -46,6 +46,8 @@ class FinetuneArguments(TypedDict, total=False):
     temperature: float | None
     hard_weight: float | None
     class_weight: Mapping[str, float] | str | None
+    pooling: str | None
+    widths: Sequence[int] | None
     freeze: str | Sequence[str]
     max_norm: float
     max_value: float
@@ -126,6 +128,8 @@ class PlanArguments(TypedDict, total=False):
     temperature: float | None
     hard_weight: float | None
     class_weight: Mapping[str, float] | str | None
+    pooling: str | None
+    widths: Sequence[int] | None
     freeze: str | Sequence[str]
     max_norm: float
     max_value: float

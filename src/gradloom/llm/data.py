@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 _LINE_OF = {
     "preferences": "prompt, chosen and rejected", "judged": "prompt, completion and label",
-    "labelled": "text and label",
+    "labelled": "text and label", "pairs": "anchor and positive",
 }  # fmt: skip
-_NAMES = {"preferences": "preferences", "judged": "judged completions", "labelled": "labelled texts"}
+_NAMES = {"preferences": "preferences", "judged": "judged completions", "labelled": "labelled texts", "pairs": "pairs"}
 
 
 def token_data(
@@ -98,6 +98,9 @@ def read_samples(
     chosen_key: str | None = None,
     rejected_key: str | None = None,
     label_key: str | None = None,
+    anchor_key: str | None = None,
+    positive_key: str | None = None,
+    negative_key: str | None = None,
     separator: str | None = None,
     as_chat: bool = False,
     train_on_all: bool | None = None,
@@ -119,7 +122,7 @@ def read_samples(
                     match several kinds of samples, a given name decides. Of preferences chosen, rejected and prompt (or
                     none: the common start is the prompt), each a text or a list of messages; "margin" in the first line
                     is read as their number. Of judged completions label (true or false), with prompt and completion or
-                    with messages
+                    with messages. Of pairs anchor, positive, and of 3 parts negative
     separator       inserted between prompt and completion if neither has a blank there, by default a line end; it
                     belongs to the completion, so a model continues a prompt with it
     as_chat         prompt and completion as a chat of two turns, through the chat template
@@ -160,6 +163,7 @@ def read_samples(
     given: dict[str, Any] = {
         "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
         "chosen_key": chosen_key, "rejected_key": rejected_key, "label_key": label_key,
+        "anchor_key": anchor_key, "positive_key": positive_key, "negative_key": negative_key,
         "separator": separator, "as_chat": as_chat or None, "chat_template": chat_template,
         "train_on_all": None if train_on_all else train_on_all, "special": special or None,
         "skip_bad_lines": skip_bad_lines or None,
@@ -180,16 +184,19 @@ def read_samples(
             check_effective(shown, "is one text", asked, OF_ONE_TEXT)
             return _read_text(shown, tokenizer, special)
         keys = prompt_keys(prompt_key)
-        for name in (
-            "text_key", "completion_key", "messages_key", "chosen_key", "rejected_key", "label_key", "separator",
-        ):  # fmt: skip
+        for name in (*(name for name in given if name.endswith("_key") and name != "prompt_key"), "separator"):
             if not isinstance(given[name], str | None):
                 raise SettingError(setting=name, seen=given[name], need="a text")
         reader = JsonLines(
             reader_of(shown if rows is None else rows), tokenizer, "\n" if separator is None else separator, as_chat,
             bool(train_on_all), special, chat_template, adapter_template, skip_bad_lines, asked, form, classes,
         )  # fmt: skip
-        return reader.read(Keys(text_key, keys, completion_key, messages_key, chosen_key, rejected_key, label_key))
+        return reader.read(
+            Keys(
+                text_key, keys, completion_key, messages_key, chosen_key, rejected_key, label_key, anchor_key,
+                positive_key, negative_key,
+            )
+        )  # fmt: skip
     except OSError as error:
         raise FileError(f"{shown}: {unreadable(error)}") from None
 

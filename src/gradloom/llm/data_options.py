@@ -19,6 +19,7 @@ _OF_SIDES = _OF_LINES | {"prompt_key", "completion_key", "chosen_key", "rejected
 OF_TEXT_SIDES = _OF_SIDES | {"separator"}
 OF_TEXT_SIDES_AS_CHATS = _OF_SIDES | {"as_chat", "chat_template"}
 OF_CHAT_SIDES = _OF_SIDES | {"chat_template"}
+OF_EMBEDDED = _OF_LINES | {"anchor_key", "positive_key", "negative_key", "special"}
 OF_JUDGED_CHATS = _OF_LINES | {"messages_key", "label_key", "chat_template", "special"}
 # option -> the data that it requires
 _REQUIRES = {
@@ -31,6 +32,9 @@ _REQUIRES = {
     "chosen_key": "preferences: pairs of a chosen and a rejected completion",
     "rejected_key": "preferences: pairs of a chosen and a rejected completion",
     "label_key": "judged completions",
+    "anchor_key": "pairs of an anchor and a positive text",
+    "positive_key": "pairs of an anchor and a positive text",
+    "negative_key": "pairs of an anchor and a positive text",
     "separator": "prompts and completions that are not chats",
     "train_on_all": "completions or chats: all tokens of a text count",
     "skip_bad_lines": "a .jsonl",

@@ -14,6 +14,8 @@ from ..base.schema import Schema, different_texts, flag, number, table, text, wh
 from ..runs.checkpoint import Checkpoints
 from ..runs.state import need_schema
 from ..train.trainer import Trainer
+from .embedding import SCHEMA as EMBEDDING_SCHEMA
+from .embedding import Embedding
 from .head import SCHEMA as HEAD_SCHEMA
 from .head import Head
 from .lora import LoRA, TrainedTensors
@@ -30,6 +32,8 @@ def about_adapter(adapter: Adapter) -> dict[str, Any]:
     through = {} if template is None else {"chat_template": template}
     head = getattr(adapter, "head", None)
     through |= {} if head is None else {"head": head.as_dict()}
+    embedding = getattr(adapter, "embedding", None)
+    through |= {} if embedding is None else {"embedding": embedding.as_dict()}
     if isinstance(adapter, LoRA):
         return {
             "kind": "lora", "rank": adapter.rank, "alpha": adapter.alpha, "dropout": adapter.dropout,
@@ -40,7 +44,7 @@ def about_adapter(adapter: Adapter) -> dict[str, Any]:
     return {"kind": type(adapter).__name__}
 
 
-_MORE = {"chat_template": text, "head": HEAD_SCHEMA}  # of the adapters that have them
+_MORE = {"chat_template": text, "head": HEAD_SCHEMA, "embedding": EMBEDDING_SCHEMA}  # of the adapters that have them
 FULL = table({"kind": text, "tensors": different_texts} | _MORE, absent=_MORE)
 
 
@@ -78,6 +82,9 @@ class EarlierRun:
         self._chat_template = about.get("chat_template")
         head = about.get("head")
         self._head = None if head is None else Head.checked(head, f"{saved.path}: about.settings.adapter.head")
+        facts = about.get("embedding")
+        where = f"{saved.path}: about.settings.adapter.embedding"
+        self._embedding = None if facts is None else Embedding.checked(facts, where)
 
     def adapter(self) -> Adapter:
         """An adapter like that of the run, with weights of its own."""
@@ -87,7 +94,7 @@ class EarlierRun:
             made = TrainedTensors(about["tensors"], "f32")
         else:
             made = LoRA(about["rank"], about["alpha"], about["targets"], about["dropout"], about["rslora"])
-        made.chat_template, made.head = self._chat_template, self._head
+        made.chat_template, made.head, made.embedding = self._chat_template, self._head, self._embedding
         return made
 
     def __str__(self) -> str:

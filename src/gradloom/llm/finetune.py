@@ -151,6 +151,7 @@ class Run(Tuning):
                 self._memory = memory.memory()  # before this run takes any
                 self._read = [*data_files(data).paths] if isinstance(data, (str, os.PathLike)) else []
                 self._read += [os.fspath(p) for p in (use.val, asked.teacher) if isinstance(p, (str, os.PathLike))]
+                asked = asked.settled(loaded, trained, data, reading)
                 rows = read_rows(
                     loaded, data, asked.context, asked.val_split, asked.seed, use.val, trained,
                     form=asked.chosen.form, **reading,
@@ -411,17 +412,19 @@ class Run(Tuning):
 
 
 def _complete(adapter: Adapter, model: Model, rows: Rows, settings: Settings, template: str | None) -> None:
-    """Give the adapter the head of the objective, and the chat template that the data were read with, if any."""
+    """Give the adapter its head or embedding, and the chat template of the data. Raises for rows that teach nothing."""
+    settings.chosen.check(rows, int(settings.batch_size))
     prepare_head(settings.chosen, adapter, model, rows, settings.seed)
     if template is not None and isinstance(adapter, (LoRA, TrainedTensors)):
         adapter.chat_template = template
 
 
 def metrics_of(result: Result | None, prefix: str = "") -> dict[str, float]:
-    """The metrics of an objective as --json names them: rewards/margins as rewards_margin."""
+    """The metrics of an objective as --json names them: rewards/margins as rewards_margin, recall@1 as recall_at_1."""
     found = {} if result is None or not result.batches else result.metrics
     names = {"accuracies": "accuracy", "margins": "margin"}
-    parts = [(name.removesuffix(UNCERTAINTY).split("/"), name, value) for name, value in found.items()]
+    plain = {name: name.removesuffix(UNCERTAINTY).replace("@", "_at_") for name in found}
+    parts = [(plain[name].split("/"), name, value) for name, value in found.items()]
     return {
         prefix + "_".join(names.get(part, part) for part in words) + UNCERTAINTY * name.endswith(UNCERTAINTY): value
         for words, name, value in parts

@@ -11,6 +11,7 @@ from ..base.errors import FileError
 from ..data.dataset import generator
 from ..graph.leaves import Parameter, stored_value
 from ..graph.stored import Stored
+from .embedding import Embedding
 from .head import HEAD, Head, HeadArrays
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ _DEVIATION = 0.02  # of a new head, as in transformers
 
 
 class Headed:
-    """An adapter that can have a head. head: its facts, or None; head_weight: the matrix f32 [scores, width]."""
+    """An adapter that can have a head. head: its facts, or None; head_weight: the matrix f32 [scores, width].
+    embedding: how texts become embeddings, of an adapter that was trained for them, or None."""
 
+    embedding: Embedding | None = None
     head: Head | None = None
     head_weight: Parameter | None = None
 

@@ -16,6 +16,7 @@ from .json_rows import BadRow, RowReader
 from .labelled import Labelled
 from .labels import Classes, Labels
 from .message_marks import WEIGHT, Marked, is_number, plain, weight_of, weights_of_turns, without_marks
+from .pairs import Pairs
 from .preferences import LABEL, MARGIN, Judged, Preferences
 from .sample_lines import (
     ChatLine,
@@ -69,7 +70,7 @@ class JsonLines:
         self.form, self.labels = form, Labels(form.labels, classes)
         self.rows, self.path, self.tokenizer = rows, rows.name, tokenizer
         self.separator, self.as_chat, self.special = separator, as_chat, special
-        self.all = train_on_all or form.kind == "labelled"
+        self.all = train_on_all or form.kind in ("labelled", "pairs")
         self.template = adapter_template if chat_template is None else chat_template
         self.through = ", through the adapter's chat template" * (self.template is not chat_template)
         self.skip_bad, self.asked = skip_bad_lines, asked
@@ -167,13 +168,15 @@ class JsonLines:
             return self._decide_text(row, line, keys)
         report, where, first = self.report, self.rows.where(line), f"{self.rows.unit} {line}"
         given = row, where, first, keys, self.separator, self.as_chat, self.asked
-        reader: Preferences | Judged | Labelled
-        if self.form.kind == "labelled":
+        reader: Preferences | Judged | Labelled | Pairs
+        if self.form.kind == "pairs":
+            reader = Pairs(row, where, first, keys, self.asked, self.form.parts)
+        elif self.form.kind == "labelled":
             reader = Labelled(*given, self.labels)
         else:
             reader = (Preferences if self.form.kind == "preferences" else Judged)(*given)
         report.kind, report.counts = reader.kind, reader.counts
-        if self.form.last:
+        if self.form.last and self.form.kind != "pairs":
             report.counts = f"the last token of each {'text' if self.form.parts == 1 else 'side'}"
         if reader.chats:
             self._load_template()
@@ -362,7 +365,7 @@ class JsonLines:
             return tokens, np.array(weights, np.float32)[part]
         pair = len(texts) == 2
         first = tokenizer.first_ids
-        last = [tokenizer.eos] if pair and tokenizer.eos is not None else tokenizer.last_ids
+        last = [tokenizer.eos] if (pair or self.form.end) and tokenizer.eos is not None else tokenizer.last_ids
         if not pair and not ids[0].size:
             first, last = [], []
         tokens = np.concatenate([np.array(first, np.int32), *ids, np.array(last, np.int32)])

@@ -99,7 +99,8 @@ class LoRA(Headed, KeywordHints, AttributeHints):
 
     The arrays are created for one model, when it is first trained or used with the adapter. chat_template: the template
     that finetune used instead of the model's own, or None; it is saved with the adapter, and merge and Conversation use
-    it. head: of an objective that learns from the hidden state of the last token (reward), or None.
+    it. head: of an objective that learns from the hidden state of the last token (reward), or None. embedding: how
+    texts become embeddings, of the objective embed, or None.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class LoRA(Headed, KeywordHints, AttributeHints):
             arrays = ((f"{name}.lora_a", a), (f"{name}.lora_b", b))
             adapter._set(name, *(Stored(at, array, "f32", "trained") for at, array in arrays))
         adapter.bind(model)
+        adapter.embedding = loaded.embedding
         if loaded.head is not None:
             adapter.add_head(loaded.head.head, model, adapter.seed, loaded.head.weight)
         return adapter
@@ -185,7 +187,9 @@ class LoRA(Headed, KeywordHints, AttributeHints):
         if self.chat_template is not None:
             texts[CHAT_TEMPLATE] = self.chat_template
         head = self.head_arrays()
-        return AdapterArrays(model.config.architecture, self.file_alpha, pairs, self.rslora, texts, head)
+        return AdapterArrays(
+            model.config.architecture, self.file_alpha, pairs, self.rslora, texts, head, self.embedding
+        )  # fmt: skip
 
     @property
     def scale(self) -> float:
@@ -377,6 +381,7 @@ class TrainedTensors(Headed):
         from ..files import need_finite, write_gguf
         from ..files.gguf_fields import field
         from .adapter_arrays import CHAT_TEMPLATE
+        from .embedding import with_embedding
         from .head import head_fields, without_head
         from .hf_export import GgufView, as_pieces
         from .hf_folder import HFFolder
@@ -391,13 +396,14 @@ class TrainedTensors(Headed):
         refuse_input(path, self._model.path)
         need_finite(path, trained)
         head = head_fields(self.head_arrays(), path)
+        fields = without_head(file.fields) if head else file.fields
         if isinstance(file, HFFolder):
             file = GgufView(file)
             trained = {name: file.ordered(name, array) for name, array in trained.items()}
         template = {} if self.chat_template is None else {CHAT_TEMPLATE: field("string", self.chat_template)}
         write_gguf(
             path,
-            (without_head(file.fields) if head else file.fields) | template | head,
+            with_embedding(fields, self.embedding, self._model.config.architecture) | template | head,
             {
                 name: trained[name]
                 if name in trained
@@ -444,8 +450,9 @@ def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def without_output(names: Sequence[str], adapter: Headed) -> list[str]:
-    """The names without the output's matrix, where a head takes its place."""
-    return [name for name in names if adapter.head is None or name != "output.weight"]
+    """The names without the output's matrix, which embeddings and a head do not use."""
+    is_used = adapter.head is None and adapter.embedding is None
+    return [name for name in names if is_used or name != "output.weight"]
 
 
 def block_linears(model: Model) -> list[str]:

@@ -28,6 +28,7 @@ from ..files.gguf_types import FILE_TYPE_NAMES, KINDS, NO_WEIGHTS, first_not_fin
 from ..run import dequantize
 from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
 from .adapter_files import files_given, read_adapter
+from .embedding import Embedding, with_embedding
 from .head import head_fields, without_head
 from .hf_export import GgufView, as_pieces
 from .hf_folder import HFFolder
@@ -46,12 +47,14 @@ _LOSSY = 0.2  # reported relative rounding error (RMS) of a tensor; for normal n
 
 @dataclass
 class Merged:
-    """Result of merge: bytes of the file, number of tensors by type, names that the adapter changed, and notes."""
+    """Result of merge: bytes of the file, number of tensors by type, names that the adapter changed, notes, and how
+    texts become embeddings, if the adapter was trained for them."""
 
     bytes: int
     kinds: dict[str, int]
     changed: list[str]
     notes: list[str] = field(default_factory=list)
+    embedding: Embedding | None = None
 
 
 @hinted
@@ -71,7 +74,7 @@ def merge(
     Weights are decoded with the bits of the gguf package; sums are computed in f64 and rounded once to f32, then to the
     type by that package. Unchanged tensors of the same type are copied byte for byte, and so is metadata, except for
     general.file_type, the chat template, which is the adapter's if it was trained with another one (with a note), and
-    the adapter's head, if it has one.
+    the adapter's head and pooling of embeddings, if it has them.
     The model is a GGUF file, or a Hugging Face folder, which is converted (hf_export.py). The adapter is a .gguf file
     or PEFT's folder. `progress` is called before each tensor is converted, with its name
     and the share that is done.
@@ -130,12 +133,13 @@ def merge(
         fields[CHAT_TEMPLATE] = gguf_field("string", adapter.chat_template)
     if adapter.head is not None:
         fields = without_head(fields) | head_fields(adapter.head, adapter_path)
+    fields = with_embedding(fields, adapter.embedding, adapter.architecture)
     base.check()
     refuse_input(out_path, *read)
     size = write_gguf(out_path, fields, tensors, finite=True)
     notes += _loss_notes(losses)
     kinds = Counter(new for new, _, _ in tensors.values())
-    return Merged(size, dict(kinds.most_common()), list(adapter.pairs), notes)
+    return Merged(size, dict(kinds.most_common()), list(adapter.pairs), notes, adapter.embedding)
 
 
 def is_folder_of(model_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> bool:
@@ -155,7 +159,10 @@ def _merged_folder(
     base.check()
     with new_folder(out_path):
         size, kinds = write_merged(base, adapter, out_path, kind)
-    return Merged(size, kinds, list(adapter.pairs), [])
+    notes = []
+    if adapter.embedding is not None:
+        notes = [f"{out_path}: the folder does not state the pooling of embeddings, {adapter.embedding.pooling}"]
+    return Merged(size, kinds, list(adapter.pairs), notes, adapter.embedding)
 
 
 def check_model(base: GGUF) -> None:

@@ -29,6 +29,7 @@ from ..run import dequantize
 from ..run.backend import backend
 from . import families
 from .config import Config, Keys, Rope, read_config
+from .embedding import Embedding, embedding_of_model
 from .gpu_layers import GpuLayers, at
 from .head import HeadArrays, read_head
 from .hf_folder import HFFolder
@@ -220,6 +221,12 @@ class Model(AttributeHints):
             width = head.weight.shape[1]
             raise FileError(f"{self.path}: its head has rows of {width} numbers; need {self.config.width}")
         return head
+
+    @property
+    def embedding(self) -> Embedding | None:
+        """How texts become embeddings, as the file states it (pooling_type), or None. Raises FileError for a pooling
+        that is not supported."""
+        return embedding_of_model(self.file.metadata, self.path)
 
     @functools.cached_property
     def tokenizer(self) -> Any:

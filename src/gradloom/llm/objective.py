@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..graph.value import Value, describe
 from ..train.batch_loss import BatchLoss
 from ..train.metrics import Metric
 from ..train.outputs import Outputs
+from .embedding import Embedding
 from .forms import TEXTS, Form
 from .gpu_layers import GpuLayers, at
 from .model import Adapter, Model
@@ -122,6 +123,19 @@ class Objective:
     def computed(self) -> int:
         """Number of the last columns of labels that a run computes before its training."""
         return self.form.parts if self.needs_reference else 0
+
+    @property
+    def embedding(self) -> Embedding | None:
+        """How texts become embeddings, of an objective that trains them; it is saved with the adapter."""
+        return None
+
+    def settled(self, model: Model, adapter: Adapter, data: Any, reading: Mapping[str, Any]) -> Objective:
+        """The same with settings that depend on model, adapter and data; reading: arguments of read_samples. data:
+        None for a plan without any."""
+        return self
+
+    def check(self, rows: Rows, batch_size: int) -> None:
+        """Raise DataError or SettingError for training rows from which nothing can be learned in such batches."""
 
     def loss(self, parts: Parts) -> Value:
         """The loss of each sample, f32 [rows, K]."""

@@ -78,12 +78,14 @@ def plan(
     check_places("plan", use.memory, options, use.gpu_layers)
     model = model_of(model, "plan")
     trained = asked.adapter(adapter_of(adapter, model, "finetune"))
+    asked = asked.settled(model, trained, data, data_options or {})
     teacher = teacher_of(asked.chosen, model)
     if data is not None:
         rows = read_rows(
             model, data, asked.context, asked.val_split, asked.seed, val, trained, form=asked.chosen.form,
             **data_arguments(data_options),
         )  # fmt: skip
+        asked.chosen.check(rows, int(asked.batch_size))
         sizes = sizes_of(rows, asked.chosen, eval_rows)
         trained = with_head(asked.chosen, trained, model, rows)
     else:

@@ -9,33 +9,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..base.arguments import as_whole
-from ..base.errors import DataError, SettingError
+from ..base.errors import SettingError
 from ..base.habits import hinted
 from ..graph.leaves import Parameter, stored_value
-from ..graph.leaves import input as input_value
 from ..graph.stored import Stored
 from ..graph.value import Value
-from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .chat_forms import MESSAGES
 from .forms import Form
 from .head import HEAD, Head
 from .headed import Headed
-from .json_rows import BadRow, is_samples
 from .model import model_of
-from .not_finite import not_finite
-from .objective import Forward
-from .row_readers import reader_of
-from .rows import CONTEXT, Rows
 from .scored import HeadObjective
+from .text_outputs import outputs_of, texts_as_rows
 
 if TYPE_CHECKING:
     from .model import Adapter, Model
     from .samples import Report
-
-TOKENS = 512  # of a batch, approximately
-NO_EFFECT = ("skip_bad_lines", "train_on_all", "label_key", "chosen_key", "rejected_key")  # on the data of a prediction
 
 
 @dataclass(frozen=True)
@@ -109,12 +99,10 @@ def predict(
     rows = _as_rows(texts, head, reading.get("text_key") or "text")
     if head.kind == "reward" and isinstance(rows[0], Mapping) and "completion" in rows[0]:
         reading.pop("text_key", None)
-    data, order = _rows(model, rows, bound, context, reading)
-    scores = scores_of(model, bound, data, batch_size, options)
-    found = np.empty((len(rows), scores.shape[3]))
-    there = order >= 0
-    found[order[there]] = scores[:, :, 0][there]
-    return Predictions(head, found, data.reports[0])
+    scores, report = outputs_of(
+        "predict", _Scores(), model, bound, rows, context, batch_size, reading, options
+    )  # fmt: skip
+    return Predictions(head, scores.astype(np.float64), report)
 
 
 class ModelHead(Headed):
@@ -160,20 +148,8 @@ def with_head_of(model: Model, adapter: Any) -> Any:
 
 def _as_rows(texts: Any, head: Head, key: str) -> list[Any]:
     """The texts as dicts; of a reward a text is a completion without a prompt, which the end of text follows."""
-    given: Any = [texts] if isinstance(texts, str) else texts
-    if not isinstance(given, (list, tuple)) and is_samples(given):
-        reader = reader_of(given)
-        given = []
-        for number, row in reader:
-            if isinstance(row, BadRow):
-                raise DataError(f"predict: {reader.where(number)} {row}")
-            given.append(row)
-    listed = isinstance(given, Collection) and not isinstance(given, (bytes, Mapping))
-    if listed and given and all(isinstance(one, str) for one in given):
-        given = [{key: one} for one in given]
-    if not listed or not given or not is_samples(given):
-        raise SettingError(f"predict: texts is {given!r:.60}; need a text, a list of texts, or a list of dicts")
-    first = next(iter(given))
+    given = texts_as_rows(texts, key, "predict")
+    first = given[0]
     is_text = (
         head.kind == "reward"
         and isinstance(first, Mapping)
@@ -182,73 +158,10 @@ def _as_rows(texts: Any, head: Head, key: str) -> list[Any]:
     )
     if is_text and all(isinstance(one, Mapping) and isinstance(one.get(key), str) for one in given):
         return [{"prompt": "", "completion": one[key]} for one in given]
-    return list(given)
+    return given
 
 
 class _Scores(HeadObjective):
     """Scores of texts, each of one part."""
 
     form: ClassVar[Form] = Form("labelled", last=True)
-
-
-def _rows(
-    model: Model, rows: list[Any], adapter: Headed, context: int | None, options: dict[str, Any]
-) -> tuple[Rows, np.ndarray]:
-    """(packed rows, index of each of their samples i32 [rows, K] in the texts)."""
-    from .data import read_samples
-    from .packing import pack
-
-    for name in NO_EFFECT:
-        if options.get(name):
-            raise SettingError(f"predict: {{{name}}} has no effect on texts to score; leave it out", {name: ...})
-    limit = model.config.context_length
-    if context is not None and not 1 <= as_whole("context", context, 1, "predict") <= limit:
-        raise SettingError(setting="context", seen=context, need=f"1 to {limit}, the model's context")
-    template = getattr(adapter, "chat_template", None)
-    form = _Scores.form
-    samples = read_samples(rows, model.tokenizer, form=form, adapter_template=template, **options)
-    if len(samples) < len(rows):
-        count = len(rows) - len(samples)
-        raise DataError(f"predict: {count} of {len(rows)} texts are empty; need at least one token in each")
-    longest = int(np.diff(samples.starts).max())
-    data = pack(samples, min(limit, max(longest, CONTEXT)) if context is None else context, last=True)
-    assert data.samples is not None
-    every = np.arange(len(data))
-    packed = Rows(
-        data.tokens,
-        data.positions,
-        data.labels,
-        every,
-        every[:0],
-        (data.report,),
-        data.parts,
-        data.values,
-        data.samples,
-    )
-    return packed, data.samples
-
-
-def scores_of(model: Model, adapter: Any, data: Rows, batch_size: int | None, options: Mapping[str, Any]) -> np.ndarray:
-    """Scores f32 [rows, K, 1, scores] of rows of texts."""
-    objective = _Scores()
-    x, labels = objective.arrays(data)
-    count, _, length = x.shape
-    size = max(1, TOKENS // length) if batch_size is None else as_whole("batch_size", batch_size, 1, "predict")
-    size = min(size, count)
-    rows = input_value("rows", (size, *x.shape[1:]), "i32")
-    forward = Forward(model, adapter, None, length, labels.shape[1])
-    value = objective.outputs(forward, rows)
-    assert isinstance(value, Value)
-    run = compile_program(value, **options)
-    found = np.empty((count, *value.shape[1:]), np.float32)
-    for start in range(0, count, size):
-        part = np.zeros((size, *x.shape[1:]), np.int32)
-        stop = min(start + size, count)
-        part[: stop - start] = x[start:stop]
-        (scores,) = run(rows=part)
-        there = labels[start:stop, :, 0] == 1
-        if not np.isfinite(scores[: stop - start][there]).all():
-            what = f"predict: a score of rows {start} to {stop - 1}"
-            raise not_finite(what, model, adapter, run, [value], {}, **options)
-        found[start:stop] = scores[: stop - start]
-    return found

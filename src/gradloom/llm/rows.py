@@ -185,7 +185,7 @@ def check_form(data: Any, form: Form) -> None:
     if form.labels == "classes" and (not isinstance(classes, Classes) or len(classes.names) < 2):
         raise DataError(f"{what} without the names of two classes or more; need classes (gl.llm.pack)")
     several = len(classes.names) if form.labels == "classes" and classes is not None and classes.several else 1
-    width = {"judged": (2,), "preferences": (1, 2), "labelled": (1 + several,)}[form.kind]
+    width = {"judged": (2,), "preferences": (1, 2), "labelled": (1 + several,), "pairs": (1,)}[form.kind]
     shapes_fit = parts.shape == shape and samples.ndim == 2 and values.ndim == 3
     shapes_fit = shapes_fit and values.shape[:2] == samples.shape and len(samples) == shape[0]
     kinds_fit = parts.dtype.kind in "iu" and samples.dtype.kind in "iu" and values.dtype.kind == "f"

@@ -43,6 +43,9 @@ class Keys(NamedTuple):
     chosen: str | None = None
     rejected: str | None = None
     label: str | None = None
+    anchor: str | None = None
+    positive: str | None = None
+    negative: str | None = None
 
 
 def keys_of_kinds(row: dict[str, Any], keys: Keys) -> tuple[str, list[str], str, str]:

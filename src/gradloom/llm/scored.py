@@ -19,6 +19,7 @@ from .head import Head
 from .headed import Headed
 from .model import Adapter, Model
 from .objective import Forward, Objective, summed
+from .pooled import last_hidden, places_of_last
 from .rows import Rows
 
 
@@ -66,13 +67,8 @@ class HeadObjective(Objective):
     def arrays(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """(x i32 [rows, 3, L], labels f32 [rows, K, 1 + V]) of a data set; the third line of x begins with the place of
         the last token of each part."""
-        assert rows.parts is not None and rows.values is not None
-        slots = rows.values.shape[1] * self.form.parts
-        places = np.zeros_like(rows.tokens)
-        row, place = np.nonzero(rows.parts >= 0)
-        assert slots <= places.shape[1]
-        places[row, rows.parts[row, place]] = place
-        return np.stack([rows.tokens, rows.positions, places], 1), rows.values
+        assert rows.values is not None
+        return np.stack([rows.tokens, rows.positions, places_of_last(rows, self.form.parts)], 1), rows.values
 
     def shapes(self, context: int, samples: int, numbers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (3, self.form.parts * context), (samples, 1 + numbers)
@@ -82,17 +78,10 @@ class HeadObjective(Objective):
         hidden = forward.hidden(x)
         adapter = forward.adapter
         assert isinstance(adapter, Headed) and adapter.head_weight is not None
-        rows, _, length = x.shape
-        slots = forward.samples * self.form.parts
-        if rows * length >= 1 << 24:  # sums of places are exact in f32
-            text = f"{{micro_batch_size}}: {rows} rows of {length} tokens at a time; need less than 2^24 tokens"
-            raise SettingError(text, micro_batch_size=rows)
         with at(forward.layers and forward.layers.end):
-            starts = constant(length * np.arange(rows, dtype=np.float32)[:, None])
-            places = ops.cast(ops.cast(x[:, 2, :slots], "f32") + starts, "i32")
-            last = ops.get_rows(hidden, places.reshape(rows * slots))
+            last = last_hidden(hidden, x[:, 2], forward.samples * self.form.parts)
             scores = ops.matmul(last, adapter.head_weight, transpose_y=True)
-            return scores.reshape(rows, forward.samples, self.form.parts, scores.shape[1])
+            return scores.reshape(x.shape[0], forward.samples, self.form.parts, scores.shape[1])
 
     def pair(
         self, forward: Forward, outputs: Outputs, labels: Value, totals: tuple[Value, ...] = ()
@@ -132,14 +121,16 @@ def head_in(forward: Forward) -> Head:
 
 
 def with_head(objective: Objective, adapter: Adapter, model: Model, rows: Rows | None) -> Adapter:
-    """The adapter, or a copy of it with the head that the objective requires: for plans."""
-    made = copy.copy(adapter) if isinstance(objective, HeadObjective) and isinstance(adapter, Headed) else adapter
+    """The adapter, or a copy of it with the head or embedding that the objective requires: for plans."""
+    changes = isinstance(objective, HeadObjective) or objective.embedding is not None
+    made = copy.copy(adapter) if changes and isinstance(adapter, Headed) else adapter
     prepare_head(objective, made, model, rows, 0)
     return made
 
 
 def prepare_head(objective: Objective, adapter: Adapter, model: Model, rows: Rows | None, seed: int) -> None:
-    """Give the adapter the head that the objective requires. rows: of the training; seed: of a new head.
+    """Give the adapter the head or the embedding that the objective requires. rows: of the training; seed: of a new
+    head.
 
     SettingError for an adapter that cannot have one, and for a head that the objective would not train.
     """
@@ -147,6 +138,8 @@ def prepare_head(objective: Objective, adapter: Adapter, model: Model, rows: Row
         if isinstance(adapter, Headed) and adapter.head is not None:
             text = f"finetune: {{adapter}} has a head for {adapter.head}; {{objective}} {objective.name} trains none"
             raise SettingError(f"{text}; use an adapter without one", adapter=..., objective=objective.name)
+        if isinstance(adapter, Headed) and objective.embedding is not None:
+            adapter.embedding = objective.embedding
         return
     if not isinstance(adapter, Headed):
         text = f"finetune: {{objective}} {objective.name} requires a LoRA or TrainedTensors as {{adapter}}"

@@ -87,6 +87,12 @@ class Settings(TuneOptions):
         """The objective, with its settings."""
         return objective_of(self)
 
+    def settled(self, model: Model, adapter: Adapter, data: Any, reading: Mapping[str, Any]) -> Settings:
+        """The same, with settings of the objective that depend on model, adapter and data."""
+        made = copy.copy(self)
+        object.__setattr__(made, "chosen", self.chosen.settled(model, adapter, data, reading))
+        return made
+
     def _check_bits(self) -> None:
         """SettingError for bits of moments that the optimiser does not have."""
         if checked_bits(self.state_bits, "finetune") == FULL_BITS:

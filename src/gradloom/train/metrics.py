@@ -33,7 +33,8 @@ class Metric:
               (sum, weight) of scalars. Values per row are weighted here by the data's row weights, and rows that count
               for nothing (weight 0, or labels that are all -100) are left out
     whole     the function gets NumPy arrays of all rows that count (outputs f32 [rows, ...] in the model's structure,
-              labels, weights f32 [rows] or None) and returns a number that is no sum over batches, as AUC or F1
+              labels, weights f32 [rows] or None) and returns a number that is no sum over batches, as AUC or F1; or
+              two arrays f64 [rows], whose sums are divided: then a bootstrap resamples these, without further calls
     train     it is measured in training, too, by the step's own program, with dropout as it is there
     uncertainty  "formula": of values per row the standard error of their weighted mean (see standard_error), of pairs
               the same over micro-batches; "bootstrap": the standard deviation over `samples` resamplings of the rows
@@ -316,22 +317,34 @@ class Measured:
         if not n:
             return math.nan, math.nan
 
-        def number(at: Any) -> float:
+        def measured(at: Any) -> Any:
             arrays = iter([array[at] for array in outputs])
             made = metric(
                 mapped(lambda _: next(arrays), self._structure),
                 None if labels is None else labels[at],
                 None if weights is None else weights[at],
             )
+            if isinstance(made, tuple) and len(made) == 2 and all(np.shape(part) == (n,) for part in made):
+                return made
             if np.ndim(made) or not isinstance(made, (int, float, np.number, np.ndarray)):
                 raise SettingError(f"metric {name}: the function gave {what_is(made)}; need a number")
             return float(made)
 
-        value = number(slice(None))
+        found = measured(slice(None))
+        value = _ratio(*found) if isinstance(found, tuple) else found
         if metric.uncertainty != "bootstrap" or n < 2:
             return value, math.nan
         rng = np.random.default_rng(metric.seed)
-        return value, float(np.std([number(rng.integers(0, n, n)) for _ in range(metric.samples)], ddof=1))
+        picks = (rng.integers(0, n, n) for _ in range(metric.samples))
+        if isinstance(found, tuple):
+            sums, counts = found
+            return value, float(np.std([_ratio(sums[at], counts[at]) for at in picks], ddof=1))
+        return value, float(np.std([measured(at) for at in picks], ddof=1))
+
+
+def _ratio(sums: np.ndarray, counts: np.ndarray) -> float:
+    total = float(counts.sum())
+    return float(sums.sum()) / total if total else math.nan
 
 
 def row_weights(rows: int, labels: np.ndarray | None, weights: np.ndarray | None) -> np.ndarray:
