@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import gradloom as gl
-from gradloom.base.json_documents import MERGE, VERIFY
+from gradloom.base.json_documents import VERIFY
+from gradloom.base.json_facts import MERGE
 from gradloom.run import machine
 from tests.cli.command import run
 from tests.cli.test_fit import flowers

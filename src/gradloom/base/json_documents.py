@@ -467,18 +467,3 @@ VERIFY = Document(
         Key("checks", [_CHECK], "an object for each check"),
     ),
 )
-MERGE = Document(
-    "gradloom.merge/1",
-    "`gradloom merge --json`",
-    (
-        Key("model", str, "MODEL as given"),
-        Key("adapter", str, "ADAPTER as given"),
-        Key("out", str, "the merged model"),
-        Key("type", str | None, "`--type`"),
-        Key("bytes", int, "size of the file", "bytes"),
-        Key("tensors", dict[str, int], "tensors by type"),
-        Key("changed", int, "tensors that the adapter changed"),
-        Key("notes", list[str], "changed types and rounding"),
-        _SECONDS,
-    ),
-)

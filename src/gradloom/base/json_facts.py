@@ -1,4 +1,4 @@
-"""JSON documents about files, texts, runs and machines: info, embed, runs, doctor, run.json and metrics.jsonl."""
+"""JSON documents about files, texts, runs and machines: info, merge, embed, runs, doctor, run.json and metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -105,6 +105,21 @@ INFO_MODEL = Document(
 
 # ---- texts -----------------------------------------------------------------------------------------------------------
 
+MERGE = Document(
+    "gradloom.merge/1",
+    "`gradloom merge --json`",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("adapter", str, "ADAPTER as given"),
+        Key("out", str, "the merged model"),
+        Key("type", str | None, "`--type`"),
+        Key("bytes", int, "size of the file", "bytes"),
+        Key("tensors", dict[str, int], "tensors by type"),
+        Key("changed", int, "tensors that the adapter changed"),
+        Key("notes", list[str], "changed types and rounding"),
+        Key("seconds", float, "wall-clock time", "s"),
+    ),
+)
 EMBED = Document(
     "gradloom.embed/1",
     "`gradloom embed --json`",

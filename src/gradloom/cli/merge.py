@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..base.json_documents import MERGE
+from ..base.json_facts import MERGE
 from .common import Json, columns, json_text, llama_server, to_paste, warn
 from .parser import Argument, Option
 from .progress import change_line

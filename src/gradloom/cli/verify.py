@@ -54,7 +54,7 @@ from .progress import change_line
 if TYPE_CHECKING:
     from ..llm.verify import Verification
 
-CHOICES = ("lora", "full"), ("adamw", "sgd"), ("f32",), PRECISIONS  # of method, optimizer, train_dtype, precision
+CHOICES = {"method": ("lora", "full"), "optimizer": ("adamw", "sgd"), "train_dtype": ("f32",), "precision": PRECISIONS}
 
 HELP = """Run one training step with buffers shared, unshared, poisoned, unfused, on one thread, and in float64.
 
@@ -114,12 +114,8 @@ def verify(
     json: Json = False,
 ) -> int:
     """Run the command; returns its exit code."""
-    for name, value in (("rank", rank), ("context", context), ("batch_size", batch_size), ("threads", threads)):
-        need_whole(name, value)
-    need_whole("seed", seed, 0)
-    chosen = {"method": method, "optimizer": optimizer, "train_dtype": train_dtype, "precision": precision}
-    for (name, text), known in zip(chosen.items(), CHOICES, strict=True):
-        need_one_of(name, text, known)
+    _check(rank=rank, context=context, batch_size=batch_size, threads=threads, seed=seed, method=method,
+           optimizer=optimizer, train_dtype=train_dtype, precision=precision)  # fmt: skip
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special,
         chosen_key, rejected_key, label_key, anchor_key, positive_key, negative_key,
@@ -137,8 +133,8 @@ def verify(
         label_smoothing=label_smoothing, gamma=gamma, nll_weight=nll_weight, desirable_weight=desirable_weight,
         undesirable_weight=undesirable_weight, center_rewards_coefficient=center_rewards_coefficient,
         class_weight=class_weight, teacher=teacher, top_k=top_k, temperature=temperature, hard_weight=hard_weight,
-        pooling=pooling, widths=first,
-        data_options=options, optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
+        pooling=pooling, widths=first, data_options=options,
+        optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
         on_check=lambda check: print(f"{check.name:<36}{'' if check.holds else 'DIFFERS: '}{check.found}", flush=True),
         on_progress=_progress if sys.stderr.isatty() else None,
     )  # fmt: skip
@@ -146,6 +142,15 @@ def verify(
     if json:
         print(json_text(VERIFY, {"model": model, "data": data, "agrees": result.agrees} | asdict(result)))
     return Exit.DONE if result.agrees else Exit.FAILED
+
+
+def _check(**given: Any) -> None:
+    """An error for a value that is none of CHOICES, or no whole number of at least 1 (seed: 0)."""
+    for name, value in given.items():
+        if name in CHOICES:
+            need_one_of(name, value, CHOICES[name])
+        else:
+            need_whole(name, value, 0 if name == "seed" else 1)
 
 
 def _print_result(result: Verification) -> None:

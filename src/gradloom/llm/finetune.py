@@ -184,9 +184,8 @@ class Run(Tuning):
                     self.trainer, self.dataset, self.train_rows, self.val_rows,
                     batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
                     seed=asked.seed, validates_first=True, before_pass=self._check_model,
-                    callbacks=[*logs, *every],
-                    metrics=self.metrics,
-                    on_epoch=on_epoch, subscribers=[self._samples], saver=self.saver,
+                    callbacks=[*logs, *every], metrics=self.metrics, on_epoch=on_epoch,
+                    subscribers=[self._samples], saver=self.saver,
                     **values_of(use, EvalOptions), about=self._about(reading),
                     on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
                 )  # fmt: skip
