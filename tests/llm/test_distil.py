@@ -409,3 +409,35 @@ def test_a_folder_is_a_teacher(tmp_path: Path, models: tuple[Path, Path]) -> Non
     shutil.copy(models[0], copy)
     run = run_of((models[0], copy), packed(4, 24), steps=1)
     assert abs(run.history[0].train.loss) < 1e-6
+
+
+_PEAK = """
+from gradloom.llm import LoRA, load
+from gradloom.llm.finetune import Run
+from gradloom.base import memory
+from tests.llm.random_models import packed
+run = Run(
+    load({student!r}), packed(16, 128, 8000), LoRA(rank=4), objective="distil", teacher={teacher!r}, context=128,
+    val_split=0.0, batch_size=4, threads=2, steps=2,
+)
+run.prepare()
+planned = run.memory()
+assert planned.during_teacher > planned.weights + planned.own
+run.train(progress=False)
+print(planned.total, memory.resident_peak())
+"""
+
+
+@pytest.mark.slow
+def test_the_peak_is_the_planned_one(tmp_path: Path) -> None:
+    """A teacher that needs more memory than the training, in a process of its own: 3 % or 16 MiB more are allowed."""
+    student = write(tmp_path, "llama", **WIDE, vocab=8000)
+    teacher = write(tmp_path, "qwen3", layers=6, width=512, heads=8, ffn=4096, vocab=8000)
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+    code = _PEAK.format(student=str(student), teacher=str(teacher))
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=root, check=True, capture_output=True, text=True
+    )
+    planned, peak = map(int, found.stdout.split())
+    assert peak <= max(1.03 * planned, planned + (16 << 20))

@@ -21,6 +21,7 @@ from ..parallel.agree import is_root
 from ..parallel.communicator import Communicator
 from ..run.budget import HUGE, STEP_BYTES
 from ..run.compile import compile as compile_program
+from ..run.cpu_backend import release_arena
 from ..run.null_backend import PLANNED
 from ..runs.folder import RunFolder
 from ..runs.saver import Saver
@@ -128,6 +129,7 @@ class SoftLabels(ComputedLabels):
         assert labels is not None and self.teacher is not None
         length = data.data.shape[2]
         size, block = self._rows(length), self._block(length)
+        release_arena()  # pages of the training's steps, which were compiled before
         states, head = self._compiled(length, self.options)
 
         def compute(start: int, stop: int) -> np.ndarray:
