@@ -19,6 +19,7 @@ from gradloom.llm import LoRA, TrainedTensors, finetune, load
 from gradloom.llm.finetune import Run
 from gradloom.llm.soft_labels import FILE, SoftLabels, likeliest
 from tests.llm.random_models import packed, write
+from tests.llm.resumed_finetune import Heard
 from tests.llm.test_resume import interrupted_at
 from tests.train.split_training import on_ranks
 
@@ -274,6 +275,26 @@ def test_a_damaged_file_is_computed_again(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("file", ["intact", "gone"])
+def test_ranks_resume_a_run_of_ranks(tmp_path: Path, models: tuple[Path, Path], file: str) -> None:
+    given: dict[str, Any] = {"epochs": 3, "micro_batch_size": 1, "val_split": 0.2}
+    whole = trained(run_of(models, packed(8, 24), **given))
+    given["run"] = tmp_path / "run"
+    given["checkpoint_every"] = "1steps"
+
+    def broken(batch: Any) -> None:
+        if batch.step == 3:
+            raise ValueError("stop")
+
+    found = on_ranks(2, lambda rank: run_of(models, packed(8, 24), parallel=rank, callbacks=[Heard(broken)], **given))
+    assert all(isinstance(one, (ValueError, TrainError)) for one in found), found
+    if file == "gone":
+        (tmp_path / "run" / FILE).unlink()
+    found = on_ranks(2, lambda rank: trained(run_of(models, packed(8, 24), parallel=rank, resume=True, **given)))
+    assert found == [whole] * 2
+
+
+@pytest.mark.slow
 def test_killed_in_the_pass_of_the_teacher(tmp_path: Path, models: tuple[Path, Path]) -> None:
     """Nothing was written: the next run starts anew, with the bits of one that was never killed."""
     code = f"""
@@ -403,7 +424,7 @@ def test_settings_without_effect_are_refused(models: tuple[Path, Path], settings
         run_of(models, packed(4, 24), **settings)
 
 
-def test_a_folder_is_a_teacher(tmp_path: Path, models: tuple[Path, Path]) -> None:
+def test_a_copy_of_the_student_is_a_teacher(tmp_path: Path, models: tuple[Path, Path]) -> None:
     """A copy of the student's file under another name has the loss 0 as a teacher, too."""
     copy = tmp_path / "copy.gguf"
     shutil.copy(models[0], copy)
