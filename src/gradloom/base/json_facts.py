@@ -1,4 +1,4 @@
-"""JSON documents about files, texts, runs and machines: info, merge, embed, runs, doctor, run.json and metrics.jsonl."""
+"""JSON documents about files, texts, runs and machines: info, merge, embed, runs, doctor, run.json, metrics.jsonl."""
 
 from __future__ import annotations
 
