@@ -102,6 +102,37 @@ def test_mistakes_are_one_line(capsys: Any, folder: Path, monkeypatch: Any, word
     assert err.count("\n") == 1
 
 
+def test_labels_of_csv(capsys: Any, folder: Path, tmp_path: Path) -> None:
+    """Several labels in a cell are compared; those that the head does not know are counted."""
+    found = {}
+    for name, labels in (("several", ["any;odd", "any", "", "any;new"]), ("classify", ["good", "bad", "", "new"])):
+        cells = zip(TEXTS[0:1] + TEXTS[3:6], labels, strict=True)
+        (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in cells))
+        given = ["predict", folder / "m.gguf", tmp_path / "t.csv", "--lora", folder / f"{name}.gguf", "--json"]
+        code, out, err = run(capsys, *given)
+        assert code == 0, err
+        found[name] = json.loads(out)
+        assert found[name]["notes"] == ["not compared: 1 row with another 'label' than the model knows"]
+        assert found[name]["notes"][0] in err
+    assert found["several"]["rows_with_target"] == 3  # a cell without a label is a text with none
+    assert found["classify"]["rows_with_target"] == 2
+
+
+def test_empty_texts(capsys: Any, folder: Path, tmp_path: Path) -> None:
+    given = ["predict", folder / "m.gguf", tmp_path / "t.txt", "--lora", folder / "classify.gguf"]
+    (tmp_path / "t.txt").write_text("fine day\n\nno, rain\n\n")
+    code, out, err = run(capsys, *given)
+    assert code == 0 and len(out.splitlines()) == 3 and "t.txt:2: is empty; such lines have no result" in err
+    (tmp_path / "t.csv").write_text("text,id\nfine day,1\n,2\n")
+    code, _, err = run(capsys, "predict", folder / "m.gguf", tmp_path / "t.csv", "--lora", folder / "classify.gguf")
+    assert code == 2 and "1 of 2 texts are empty, the first one is text 2" in err
+
+
+def test_a_merged_head_is_used_by_predict(capsys: Any, folder: Path, tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "merge", folder / "m.gguf", folder / "classify.gguf", "-o", tmp_path / "o.gguf")
+    assert code == 0 and f"gradloom predict {tmp_path / 'o.gguf'} texts.csv" in out and "elsewhere" not in out
+
+
 @pytest.mark.parametrize(
     ("objective", "keys"),
     [("classify", ["accuracy", "balanced_accuracy", "f1_macro"]), ("regress", ["rmse", "mae", "r2"])],

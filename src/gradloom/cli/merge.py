@@ -14,7 +14,7 @@ from .parser import Argument, Option
 from .progress import change_line
 
 if TYPE_CHECKING:
-    from ..llm.embedding import Embedding
+    from ..llm.merge import Merged
 
 HELP = """Add an adapter to the weights of its model, and write the sum as a model of its own.
 
@@ -57,9 +57,10 @@ def merge(
         ("model", model),
         ("adapter", f"{adapter}: {plural(len(done.changed), 'tensor')} changed"),
         ("written", f"{out}: {done.bytes:,} bytes, tensors {kinds}"),
-        ("use it", _use(out, done.embedding)),
+        ("use it", _use(out, done)),
     ]
-    columns(lines if os.path.isdir(out) or done.embedding is not None else [*lines, ("elsewhere", llama_server(out))])
+    only_here = os.path.isdir(out) or done.embedding is not None or done.has_head
+    columns(lines if only_here else [*lines, ("elsewhere", llama_server(out))])
     if json:
         result: dict[str, Any] = {"model": model, "adapter": adapter, "out": out, "type": type, "bytes": done.bytes}
         result |= {"tensors": done.kinds, "changed": len(done.changed), "notes": done.notes}
@@ -67,10 +68,12 @@ def merge(
     return 0
 
 
-def _use(out: str, embedding: Embedding | None) -> str:
-    if embedding is None:
+def _use(out: str, done: Merged) -> str:
+    if done.has_head:
+        return to_paste(["gradloom", "predict", out]) + " texts.csv"
+    if done.embedding is None:
         return to_paste(["gradloom", "generate", out]) + ' --prompt "..."'
-    pooling = ["--pooling", embedding.pooling] if os.path.isdir(out) else []  # which a folder does not state
+    pooling = ["--pooling", done.embedding.pooling] if os.path.isdir(out) else []  # which a folder does not state
     return to_paste(["gradloom", "embed", out, *pooling]) + " texts.csv"
 
 

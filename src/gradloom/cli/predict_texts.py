@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..llm.predict import Predictions
 
 TASKS = {"classify": "classification", "regress": "regression", "reward": "reward"}
-_ROWS = 4096  # written at a time
+SEVERAL = ";"  # between the labels of a text in a cell
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ def predict_texts(use: TextUse) -> int:
     from ..llm.model import load
     from ..llm.predict import predict
     from ..llm.text_rows import text_rows
+    from ..train.display import plural
     from .language import load_adapter
 
     loaded = load(use.model)
@@ -62,9 +63,12 @@ def predict_texts(use: TextUse) -> int:
         print_report(f"{len(found):,} predictions in {use.out}")
     elif not use.json:
         sys.stdout.writelines(_csv(found, use, kept))
-    scores = _agreement(found, [row.get(use.label) for row in rows])
+    scores, unknown = _agreement(found, [row.get(use.label) for row in rows])
     if scores is not None:
         print_report(_shown(scores, use.label))
+    if unknown:
+        notes.append(f"not compared: {plural(unknown, 'row')} with another {use.label!r} than the model knows")
+        print_report(notes[-1])
     if use.json:
         print(json_text(PREDICT, _answer(found, use, kept, notes, scores or {})))
     return 0
@@ -99,7 +103,7 @@ def _csv(found: Predictions, use: TextUse, kept: dict[str, list[str]]) -> Iterat
     yield csv_line([*map(use.cell, (*kept, *head))])
     for i, value in enumerate(found.values):
         if found.head.several:
-            shown = use.cell(";".join(value))
+            shown = use.cell(SEVERAL.join(value))
         else:
             shown = use.cell(value) if isinstance(value, str) else repr(value)
         numbers = [] if shares is None else [*map(repr, shares[i].tolist())]
@@ -110,15 +114,22 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else "" if value is None else repr(value)
 
 
-def _agreement(found: Predictions, labels: list[Any]) -> dict[str, Any] | None:
-    """Scores of the predictions against the labels of the data, as --json prints them; None where there are none."""
+def _agreement(found: Predictions, labels: list[Any]) -> tuple[dict[str, Any] | None, int]:
+    """(scores of the predictions against the labels of the data, as --json prints them; None where there are none,
+    labels that are not of the model)."""
     if found.head.kind == "reward" or all(label is None for label in labels):
-        return None
-    if found.head.kind == "regress":
-        return _of_numbers(found, labels)
+        return None, 0
+    scores = (_of_numbers if found.head.kind == "regress" else _of_classes)(found, labels)
+    is_given = [label is not None and (label != "" or found.head.several) for label in labels]
+    return scores, sum(is_given) - scores["rows_with_target"]
+
+
+def _of_classes(found: Predictions, labels: list[Any]) -> dict[str, Any]:
     known = set(found.head.labels)
     right = []
     for value, label in zip(found.values, labels, strict=True):
+        if found.head.several and isinstance(label, str):  # of a .csv
+            label = label.split(SEVERAL) if label else []
         listed = isinstance(label, (list, tuple))
         names = {str(one) for one in label} if listed else {str(label)}
         if label is not None and names <= known and listed == found.head.several:
@@ -153,8 +164,6 @@ def _number(label: Any) -> float:
 
 
 def _shown(scores: dict[str, Any], label: str) -> str:
-    from ..train.display import plural
-
     count = scores["rows_with_target"]
     if not count:
         return f"no row has a {label!r} that the model knows"
@@ -162,5 +171,8 @@ def _shown(scores: dict[str, Any], label: str) -> str:
         unc = scores["accuracy_unc"]
         shown = f"accuracy {scores['accuracy']:.4f}" + ("" if math.isnan(unc) else f" +- {unc:.4f}")
     else:
-        shown = f"R2 {scores['r2']:.6g}, rmse {scores['rmse']:.6g}"
+        r2 = "" if math.isnan(scores["r2"]) else f"R2 {scores['r2']:.6g}, "
+        shown = f"{r2}rmse {scores['rmse']:.6g}"
+    from ..train.display import plural
+
     return f"{shown} on {plural(count, 'row')} that {'has' if count == 1 else 'have'} a {label!r}"

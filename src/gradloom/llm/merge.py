@@ -48,13 +48,14 @@ _LOSSY = 0.2  # reported relative rounding error (RMS) of a tensor; for normal n
 @dataclass
 class Merged:
     """Result of merge: bytes of the file, number of tensors by type, names that the adapter changed, notes, and how
-    texts become embeddings, if the adapter was trained for them."""
+    texts become embeddings, if the adapter was trained for them; has_head: it has a head."""
 
     bytes: int
     kinds: dict[str, int]
     changed: list[str]
     notes: list[str] = field(default_factory=list)
     embedding: Embedding | None = None
+    has_head: bool = False
 
 
 @hinted
@@ -139,7 +140,9 @@ def merge(
     size = write_gguf(out_path, fields, tensors, finite=True)
     notes += _loss_notes(losses)
     kinds = Counter(new for new, _, _ in tensors.values())
-    return Merged(size, dict(kinds.most_common()), list(adapter.pairs), notes, adapter.embedding)
+    return Merged(
+        size, dict(kinds.most_common()), list(adapter.pairs), notes, adapter.embedding, adapter.head is not None
+    )
 
 
 def is_folder_of(model_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> bool:

@@ -83,8 +83,10 @@ def _packed(
     template = getattr(adapter, "chat_template", None)
     samples = read_samples(rows, model.tokenizer, form=objective.form, adapter_template=template, **reading)
     if len(samples) < len(rows):
-        count = len(rows) - len(samples)
-        raise DataError(f"{where}: {count} of {len(rows)} texts are empty; need at least one token in each")
+        count, key = len(rows) - len(samples), reading.get("text_key") or "text"
+        first = next((i + 1 for i, row in enumerate(rows) if row.get(key) == ""), None)
+        at = "" if first is None else f", the first one is text {first}"
+        raise DataError(f"{where}: {count} of {len(rows)} texts are empty{at}; need at least one token in each")
     longest = int(np.diff(samples.starts).max())
     data = pack(samples, min(limit, max(longest, CONTEXT)) if context is None else context, last=True)
     every = np.arange(len(data))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import DataError, FileError
+from ..base.messages import log
 from ..base.reasons import unreadable
 from .data_files import TEXT
 from .json_rows import BadRow
@@ -14,8 +15,8 @@ from .row_readers import need_file, reader_of
 
 
 def text_rows(path: str | os.PathLike[str], encoding: str | None = None) -> list[dict[str, Any]]:
-    """The rows of a file as dicts: {"text": line} for each line of a .txt that is not empty; the cells of a table by
-    column.
+    """The rows of a file as dicts: {"text": line} for each line of a .txt that is not empty, with a warning where
+    some are; the cells of a table by column.
 
     Raises FileError for a file that cannot be read, DataError for contents that are not of the kind of its name.
     """
@@ -26,6 +27,9 @@ def text_rows(path: str | os.PathLike[str], encoding: str | None = None) -> list
             need_file(shown)
             lines = _text(shown, encoding or "utf-8-sig").splitlines()
             rows = [{"text": line} for line in lines if line.strip()]
+            empty = next((i for i, line in enumerate(lines) if not line.strip()), len(lines))
+            if 0 < empty < len(rows):  # those at the end do not count
+                log.warning("%s:%d: is empty; such lines have no result", shown, empty + 1)
         else:
             reader = reader_of(shown, encoding)
             for number, row in reader:
