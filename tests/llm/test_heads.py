@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def scored(scores: Any, numbers: Any = (), head: Head | None = None) -> Scored:
         (Reward(0.01), scored([[1.2], [0.4]]), 0.371101 + 0.01 * 1.6**2),
         (Classify(), scored([[1.0, 2.0, 0.5]], [1], THREE), np.log(np.exp([-1, 0, -1.5]).sum())),
         (Classify(), scored([[1.0, -2.0, 0.0]], [1, 0, 1], SEVERAL), np.log1p(np.exp([-1, -2, 0])).mean()),
-        (Regress(), scored([[0.5]], [9.0], Head("regress", mean=7.0, deviation=2.0)), 0.25),
+        (Regress(), scored([[0.5]], [1.0], Head("regress", mean=7.0, deviation=2.0)), 0.25),
     ],
 )
 def test_losses_are_those_by_hand(objective: Any, sample: Scored, value: float) -> None:
@@ -300,8 +301,15 @@ def test_objectives_and_heads_fit_each_other(tmp_path: Path) -> None:
     path = write(tmp_path, "llama")
     adapter = LoRA(rank=2)
     run_of(path, head_rows.pairs(4), "reward", epochs=1, adapter=adapter)
-    with pytest.raises(SettingError, match="has a head for reward"):
+    with pytest.raises(SettingError, match="has a head for reward; objective='simpo' trains none"):
         run_of(path, pairs(4), "simpo", epochs=1, adapter=adapter)
+    with pytest.raises(SettingError, match="has a head for reward; objective='regress' needs its own"):
+        run_of(path, LINES["regress"], "regress", epochs=1, adapter=adapter, context=32)
+    adapter.save(tmp_path / "reward.gguf")
+    gl.llm.merge(path, tmp_path / "reward.gguf", tmp_path / "scored.gguf")
+    for given in ({"method": "full"}, {}):
+        with pytest.raises(SettingError, match="model has a head for reward; objective='simpo' trains none"):
+            run_of(tmp_path / "scored.gguf", pairs(4), "simpo", epochs=1, **given)
     with pytest.raises(DataError, match="its last token"):
         run_of(path, pairs(4), "reward", epochs=1)
     with pytest.raises(SettingError, match="output"):
@@ -358,6 +366,50 @@ def test_predictions(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(merged.scores, found.scores, atol=1e-3 * np.abs(found.scores).max())
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda i: 1e8 + i % 7,
+        lambda i: 1.7e12 + 1000 * i,
+        lambda i: 1e-50 * (i + 1),
+        lambda i: 1e300 * (i - 3),
+        lambda i: -5e38 + 1e37 * i,
+        lambda i: 2**45 + 2 * i,
+    ],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_numbers_are_standardised_in_float64(tmp_path: Path, number: Any) -> None:
+    """The training is that of the standardised numbers, and all that is in their units is, too."""
+    truth = np.array([number(i) for i in range(8)], np.float64)
+    exact = [Fraction(float(y)) for y in truth]
+    mean = sum(exact) / 8
+    deviation = float((sum(((y - mean) / exact[-1]) ** 2 for y in exact) / 8) ** 0.5) * abs(truth[-1])
+    standard = np.array([float((y - mean) / Fraction(deviation)) for y in exact])
+    path = write(tmp_path, "llama")
+    found = []
+    for labels in (truth, standard):
+        lines = [{"text": row["text"], "label": y} for row, y in zip(TEXTS, labels.tolist(), strict=True)]
+        found.append((run_of(path, lines, "regress", epochs=2, context=32, val=lines, val_split=None), lines))
+    (run, lines), (plain, _) = found
+    assert run.adapter.head.mean == pytest.approx(float(mean), rel=1e-15)
+    assert run.adapter.head.deviation == pytest.approx(deviation, rel=1e-9)
+    assert run.report["val_loss"] == pytest.approx(plain.report["val_loss"], rel=1e-3)
+    for name in ("mae", "rmse"):
+        assert run.report[name] == pytest.approx(plain.report[name] * deviation, rel=1e-3)
+    assert run.report["r2"] == pytest.approx(plain.report["r2"], abs=1e-2)
+    measured = run.measure(lines).metrics
+    assert measured["rmse"] == pytest.approx(run.report["rmse"])
+    values = np.array(gl.llm.predict(path, [{"text": row["text"]} for row in TEXTS], run.adapter).values)
+    distance = np.sqrt(np.mean(((values - truth) / deviation) ** 2)) * deviation
+    assert distance == pytest.approx(run.report["rmse"], rel=1e-3)
+
+
+def test_numbers_far_from_those_of_the_training_are_one_line(tmp_path: Path) -> None:
+    lines = [{"text": row["text"], "label": 1e-50 * i} for i, row in enumerate(TEXTS)]
+    with pytest.raises(DataError, match="the label 1 is more than .* standard deviations"):
+        run_of(write(tmp_path, "llama"), lines, "regress", context=32, val=[{"text": "a", "label": 1}], val_split=None)
+
+
 def test_predictions_are_those_of_each_text_alone(tmp_path: Path) -> None:
     path, run = fitted(tmp_path, "classify", epochs=3)
     texts = [row["text"] for row in TEXTS]
@@ -395,6 +447,11 @@ def test_whole_numbers_are_classes_in_their_order(tmp_path: Path) -> None:
         ("classify", LINES["several"], {"class_weight": "balanced"}, "requires one label for each text"),
         ("classify", TEXTS, {"class_weight": {"worse": 2}}, "'worse' is no class of the data"),
         ("classify", TEXTS, {"class_weight": {"bad": -1}}, 'need "balanced"'),
+        ("classify", [*TEXTS, {"text": "a", "label": "x\ud800"}], {}, "sample 9: label holds U+D800, half of a pair"),
+        ("classify", [*LINES["several"], {"text": "a", "label": ["\udfff"]}], {}, "sample 9: label holds U+DFFF"),
+        ("classify", TEXTS, {"class_weight": {"good": 0, "bad": 0, "odd": 0}}, "need a class with a weight above 0"),
+        ("classify", TEXTS, {"class_weight": {}}, 'need "balanced"'),
+        ("regress", [{"text": "a", "label": 10**400}], {}, "label is inf; need a finite number"),
         ("regress", [{"text": "a", "label": "x"}], {}, "label is a text; need a number"),
         ("regress", [{"text": "a", "label": float("nan")}], {}, "label is nan; need a finite number"),
         ("regress", [{"text": "a", "label": 1}, {"text": "b", "label": 1}], {}, "need numbers that differ"),

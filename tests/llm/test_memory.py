@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 import gradloom as gl
 from examples.random_gguf import write_random
 from gradloom.base.errors import SettingError
+from gradloom.llm.planned_job import memory_of, planned
+from gradloom.llm.tuning import TuningJob
 
 MIB = 1 << 20
 SHAPE = {"layers": 12, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 512, "vocab": 1024}
@@ -192,3 +195,45 @@ def test_full_training_keeps_no_second_model_for_its_reference(folder: Path, tmp
     resident = sum(1024 * int(part.split("Rss:")[1].split()[0]) for part in mapped)
     assert mapped and resident < path.stat().st_size / 4
     assert run.memory().weights == 0 and run.memory().copied >= 4 * path.stat().st_size / 5
+
+
+LINES: dict[str, Any] = {
+    "sft": lambda text, i: {"prompt": text[:20], "completion": text[20:]},
+    "dpo": lambda text, i: {"prompt": text[:10], "chosen": text[10:], "rejected": text[12:]},
+    "kto": lambda text, i: {"prompt": text[:10], "completion": text[10:], "label": i % 2 == 0},
+    "classify": lambda text, i: {"text": text, "label": "ab"[i % 2]},
+    "regress": lambda text, i: {"text": text, "label": i},
+    "reward": lambda text, i: {"chosen": text, "rejected": text[3:]},
+}
+
+
+@pytest.mark.parametrize("objective", list(LINES))
+def test_a_shorter_context_that_an_error_proposes_is_an_upper_bound(
+    folder: Path, objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are packed anew then: there are more, which fill their last batches or not."""
+    text = (folder / "text.txt").read_text()
+    rows = [LINES[objective](text[i : i + 24 + i * 7 % 60], i) for i in range(90)]
+    jobs = list[TuningJob]()
+
+    def taken(who: str, job: TuningJob, *more: object) -> TuningJob:
+        jobs.append(job)
+        return job
+
+    monkeypatch.setattr(importlib.import_module("gradloom.llm.plan"), "within", taken)
+    options: dict[str, Any] = {"objective": objective, "batch_size": 4, "micro_batch_size": 2, "threads": 1}
+    for context in (512, 64, 32):
+        gl.llm.plan(folder / "model.gguf", data=rows, context=context, **options)
+    for real in jobs[1:]:
+        bound = jobs[0].with_context(real.context)
+        need, found = (memory_of(planned(job)[0], True) for job in (real, bound))
+        assert bound.samples >= real.samples
+        assert bound.all_rows >= real.all_rows
+        assert found.need >= need.need
+
+
+def test_rows_that_are_packed_have_their_context(folder: Path) -> None:
+    data = gl.llm.pack(gl.llm.read_samples(folder / "text.txt", gl.llm.load(folder / "model.gguf").tokenizer), 512)
+    with pytest.raises(SettingError, match="must be at least") as error:
+        gl.llm.plan(folder / "model.gguf", data=data, memory=gl.llm.plan(folder / "model.gguf").base + 25 * MIB)
+    assert "context" not in str(error.value)

@@ -74,7 +74,7 @@ _CLASSES = "for classification"
 _REWARDS = "mean reward and log-probability of a side: of the validation rows, or without any of those trained on"
 _SIDES = "for preferences"
 _ROW_LOSS = "nats/row; of mse squared standard deviations of the target"
-_LOSS = "nats/token; of other objectives than sft see docs/objectives.md"
+_LOSS = "nats/token of sft; of regress squared standard deviations; else nats/sample, or see docs/objectives.md"
 _SPREADS = "uncertainty (standard error) of the number of that name"
 _EPOCH = (
     Key("epoch", int, "from 1"),

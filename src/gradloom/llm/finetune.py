@@ -55,7 +55,7 @@ from .plan import base_bytes, check_trained, placed, sizes_of
 from .planned_job import memory_of
 from .records import records_of
 from .room import within
-from .rows import Rows, need_weights, read_rows
+from .rows import Rows, is_source, need_weights, read_rows
 from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
 from .scored import prepare_head
 from .table import training_table
@@ -159,18 +159,18 @@ class Run(Tuning):
                 _complete(trained, loaded, rows, asked, reading.get("chat_template"))
                 self._reading = memory.resident_peak()
                 memory.trim()
-                self.train_rows, self.val_rows = rows.train, rows.val
+                self.data, self.train_rows, self.val_rows = rows, rows.train, rows.val
                 every = [*_early_stopping(use, len(self.val_rows)), *_as_list(callbacks)]
                 job = TuningJob(
                     loaded, trained, asked, *sizes_of(rows, asked.chosen, use.eval_rows), ranks, exchange, self.saver,
-                    options,
-                    kept=sum(each.copied_bytes(1, 0) for each in every if isinstance(each, Callback)), teacher=teacher,
+                    options, is_packed=not is_source(data), teacher=teacher,
+                    kept=sum(each.copied_bytes(1, 0) for each in every if isinstance(each, Callback)),
                 )  # fmt: skip
                 job = placed("finetune", job, use.gpu_layers, use.gpu_memory)
                 super().__init__(within("finetune", job, use.memory, self._base, self._reading))
                 if self.earlier is not None:
                     self.earlier.load(self.trainer, loaded, trained)
-                self.data, self.dataset = rows, Dataset(*self.objective.arrays(rows))
+                self.dataset = Dataset(*self.objective.arrays(self.objective.prepared(rows, trained)))
                 self.dataset.records = records_of(loaded, rows, teacher)
                 if not len(self.val_rows) and use.eval_every != "1epoch":
                     text = "{eval_every} requires validation rows: {val_split} above 0"
@@ -291,7 +291,8 @@ class Run(Tuning):
             self.model, data, self.context, 0.0, adapter=self.adapter, form=self.objective.form, **self._data_options
         )  # fmt: skip
         need_weights(rows, self.objective)
-        measured, options = Dataset(*self.objective.fitted(self.data).arrays(rows)), self.trainer.options
+        arrays = self.objective.fitted(self.data).arrays(self.objective.prepared(rows, self.adapter))
+        measured, options = Dataset(*arrays), self.trainer.options
         samples = 1 if rows.values is None else rows.values.shape[1]
         forward, size = replace(self.forward, samples=samples), self.micro_batch_size
         job = replace(self.job, teacher=teacher_of(self.objective, self.model))
@@ -301,9 +302,8 @@ class Run(Tuning):
             computed.complete(measured)
         loss = self.objective.trained_loss(forward)
         return evaluate(
-            Tuned(self.objective, forward), measured, loss=loss,
-            batch_size=self.batch_size if isinstance(loss, BatchLoss) else size,
-            metrics=self.objective.measures(forward, train=False), **options,
+            Tuned(self.objective, forward), measured, loss=loss, metrics=self.objective.measures(forward, train=False),
+            batch_size=self.batch_size if isinstance(loss, BatchLoss) else size, **options,
         )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:

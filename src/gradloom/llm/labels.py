@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.errors import DataError
 from .json_rows import BadRow
-from .sample_lines import name_of, number_of, value_of
+from .sample_lines import name_of, number_of, value_of, whole_text
 
 _SHOWN = 8  # classes that a message names
 
@@ -41,7 +41,7 @@ class Labels:
         if self.kind == "none":
             return (0.0,)
         if self.kind == "numbers":
-            return (number_of(row, key, first),)
+            return (number_of(row, key, first, np.float64),)
         label = value_of(row, key, first)
         several = isinstance(label, (list, tuple))
         if self.known is not None and several != self.known.several:
@@ -56,6 +56,8 @@ class Labels:
         if isinstance(label, bool) or not isinstance(label, (str, int, np.integer)):
             seen = name_of(label)
             raise BadRow(f"{key} {'holds' if several else 'is'} a {seen}; need a text or a whole number")
+        if isinstance(label, str):
+            whole_text(label, key)
         if self.known is not None:
             name = str(label)
             if name not in self._ids:
@@ -72,9 +74,10 @@ class Labels:
 
     def arrays(self, values: Sequence[tuple[float, ...]], where: str) -> tuple[np.ndarray, Classes | None]:
         """(f32 [samples, V], classes) of the labels of the samples that are used: ids of classes with V = 1, or of
-        several labels 1 for each class that a text has, else 0. Raises DataError for labels that are all the same."""
+        several labels 1 for each class that a text has, else 0; numbers as f64 [samples, 1]. Raises DataError for
+        labels that are all the same."""
         if self.kind != "classes":
-            return np.array(values, np.float32), None
+            return np.array(values, np.float64 if self.kind == "numbers" else np.float32), None
         if self.known is None:
             used = {int(i) for one in values for i in one}
             labels = sorted(label for label, i in self._ids.items() if i in used)

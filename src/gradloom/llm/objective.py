@@ -163,6 +163,11 @@ class Objective:
         missing = self._label_columns(0) - 1
         return x, np.pad(rows.values, ((0, 0), (0, 0), (0, missing)))
 
+    def prepared(self, rows: Rows, adapter: Adapter) -> Rows:
+        """The rows with the numbers that the loss reads, before `arrays`. adapter: has the head, if the objective has
+        one. Raises DataError for numbers that cannot be learned."""
+        return rows
+
     def fitted(self, rows: Rows) -> Objective:
         """The same with settings that depend on the training rows as numbers, for other rows."""
         return self

@@ -143,7 +143,8 @@ def _packed(samples: Samples, context: int, packing: bool, prompts: bool, last: 
     if parts is None:
         return TokenData(tokens, positions, labels, report, weights=weights)
     width = 0 if samples.values is None else samples.values.shape[1]
-    values = np.zeros((rows, int(number.max()) + 1, 1 + width), np.float32)
+    kind = np.float32 if samples.values is None else samples.values.dtype
+    values = np.zeros((rows, int(number.max()) + 1, 1 + width), kind)
     values[row, number, 0] = 1
     if samples.values is not None:
         values[row, number, 1:] = samples.values[which]

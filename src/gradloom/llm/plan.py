@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..base import memory
 from ..base.arguments import as_whole
 from ..base.errors import BudgetError, SettingError
@@ -34,7 +36,7 @@ from .model import Adapter, Model, model_of
 from .objective import Objective
 from .planned_job import memory_of, planned
 from .room import within
-from .rows import CONTEXT, Rows, need_weights, read_rows
+from .rows import CONTEXT, Rows, is_source, need_weights, read_rows
 from .scored import with_head
 from .teacher import teacher_of
 from .tuning import Settings, Sizes, Tuning, TuningJob, split_arguments
@@ -101,7 +103,8 @@ def plan(
         if not addressable((sizes.rows, *row), 4):
             text = f"{{batch_size}}: rows of {row[-1]} tokens take 2^63 bytes or more; use a smaller one"
             raise SettingError(text, batch_size=asked.batch_size)
-    job = TuningJob(model, trained, asked, *sizes, ranks, exchange, None, options, teacher=teacher)
+    is_packed = data is not None and not is_source(data)
+    job = TuningJob(model, trained, asked, *sizes, ranks, exchange, None, options, is_packed=is_packed, teacher=teacher)
     if data is None:
         validated = 0 if asked.val_split == 0 else 2 * job.micro_batch_size - 1
         job = replace(job, val_rows=validated, all_rows=job.rows + validated)
@@ -163,7 +166,19 @@ def sizes_of(rows: Rows, objective: Objective, eval_rows: int | None) -> Sizes:
         return sizes._replace(numbers=1)
     if rows.values is None:
         return sizes
-    return sizes._replace(samples=rows.values.shape[1], numbers=rows.values.shape[2] - 1)
+    samples, numbers = rows.values.shape[1], rows.values.shape[2] - 1
+    return sizes._replace(samples=samples, numbers=numbers, shortest=_shortest(rows, samples, objective.form.parts))
+
+
+def _shortest(rows: Rows, samples: int, parts: int) -> tuple[int, ...]:
+    """See Sizes."""
+    assert rows.parts is not None
+    part = np.where(rows.parts < 0, -2 - rows.parts, rows.parts)  # -1 in padding
+    row, place = np.nonzero(part >= 0)
+    lengths = np.bincount(row * samples + part[row, place] // parts)
+    found = np.sort(lengths[lengths > 0])
+    most = int((np.cumsum(found) <= rows.tokens.shape[1]).sum())
+    return tuple(found[: most + parts].tolist())
 
 
 def placed(who: str, job: TuningJob, gpu_layers: int | str | None, gpu_memory: int | str | None) -> TuningJob:

@@ -103,8 +103,12 @@ def _enough(job: TuningJob, its: _Limit, room: Room) -> Hint:
     """The nearest settings that were planned and with which a job that needs `room` fits: at most NEAREST."""
     settings, texts, kinds = dict[str, object](), list[str](), list[str]()
     for kind, name, tries in _alternatives(job):
-        kinds.append(kind)
-        if len(settings) + len(texts) >= NEAREST or (name in STEPS_ONLY and room.fixed >= FAR * its.most):
+        if len(settings) + len(texts) >= NEAREST:
+            break
+        is_far = name in STEPS_ONLY and room.fixed >= FAR * its.most
+        if name != "context" or is_far:  # which is planned by an upper bound: another row may have room
+            kinds.append(kind)
+        if is_far:
             continue
         found = nearest(tries, lambda one: _has_room(one[1], its, room.held))
         if found is not None and name:
@@ -131,7 +135,7 @@ def _alternatives(job: TuningJob) -> Iterator[tuple[str, str, list[tuple[object,
         yield "a smaller micro-batch", "micro_batch_size", [(size, job.with_micro_batch(size)) for size in sizes]
     if job.options.get("precision") != "bf16":
         yield "precision bf16", "precision", with_options("precision", ["bf16"])
-    contexts = [context for context in halves(job.context) if context >= SHORTEST]
+    contexts = [context for context in halves(job.context) if context >= SHORTEST and not job.is_packed]
     if contexts:
         yield "a shorter context", "context", [(context, job.with_context(context)) for context in contexts]
     if isinstance(job.adapter, TrainedTensors):

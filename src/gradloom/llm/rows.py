@@ -82,7 +82,7 @@ def read_rows(
     limit = model.config.context_length
     if context is not None and not 2 <= context <= limit:
         raise SettingError(setting="context", seen=context, need=f"2 to {limit}, the model's context")
-    is_read = isinstance(data, (str, os.PathLike)) or is_samples(data)  # rather than packed by the caller
+    is_read = is_source(data)
     if val is not None and not is_read:
         raise SettingError(
             "{val} requires data to tokenize, not rows of tokens; use {val_split}", val=val, val_split=...
@@ -122,6 +122,11 @@ def read_rows(
     reports = (packed.report,) if hasattr(packed, "report") else ()
     more = [getattr(packed, name, None) for name in (*_OF_PARTS, "classes", "weights")]
     return _checked(model, Rows(packed.tokens, packed.positions, packed.labels, training, validation, reports, *more))
+
+
+def is_source(data: object) -> bool:
+    """Whether these are samples to read, rather than rows of tokens that the caller packed."""
+    return isinstance(data, (str, os.PathLike)) or is_samples(data)
 
 
 def _classes_of(adapter: Adapter | None, model: Model, form: Form) -> Classes | None:

@@ -124,8 +124,8 @@ def turns_of(prompt: str, completion: str) -> ChatLine:
     return ChatLine([{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}], None, 1)
 
 
-def number_of(row: dict[str, Any], key: str, first: str) -> float:
-    """A number that is finite as f32."""
+def number_of(row: dict[str, Any], key: str, first: str, dtype: type[np.floating[Any]] = np.float32) -> float:
+    """A number that is finite in this type."""
     number = value_of(row, key, first)
     if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
         raise BadRow(f"{key} is a {name_of(number)}; need a number")
@@ -133,6 +133,8 @@ def number_of(row: dict[str, Any], key: str, first: str) -> float:
         value = float(number)
     except OverflowError:
         value = math.inf
-    if not abs(value) <= float(np.finfo(np.float32).max):
-        raise BadRow(f"{key} is {value!r}; need a finite number")
+    most = float(np.finfo(dtype).max)
+    if not abs(value) <= most:
+        limit = "" if math.isnan(value) or dtype is np.float64 else f" of at most {most:.5g}"
+        raise BadRow(f"{key} is {value!r}; need a finite number{limit}")
     return value

@@ -92,7 +92,7 @@ class Samples:
     stream   True for one long text, which pack cuts into windows
     parts    token sequences of a sample: 2 of preferences, chosen and rejected
     values   f32 [samples, V], numbers of each sample: its margin; of judged completions 1 (good) or 0 (bad); of
-             labelled texts the number of its class, 1 for each class that it has, or its number; or None
+             labelled texts the number of its class, 1 for each class that it has, or its number (f64); or None
     classes  names of the classes of labelled texts, or None
     differ   the parts of each sample are compared: those that are identical within the context are skipped
     weights  f32 [n], of the loss of each token that counts, else 0; None: 1 for each that counts

@@ -58,7 +58,7 @@ class HeadObjective(Objective):
         """The facts of the head for these rows, of any rows where they are None. given: those of a head whose training
         continues. Raises SettingError for a head of another kind."""
         if given is not None and given.kind != self.head_kind:
-            text = f"finetune: {{adapter}} has a head for {given}; {{objective}} {self.name} needs its own"
+            text = f"finetune: {{adapter}} has a head for {given}; {{objective}} needs its own"
             raise SettingError(text, adapter=..., objective=self.name)
         return Head(self.head_kind) if given is None else given
 
@@ -132,17 +132,20 @@ def prepare_head(objective: Objective, adapter: Adapter, model: Model, rows: Row
     """Give the adapter the head or the embedding that the objective requires. rows: of the training; seed: of a new
     head.
 
-    SettingError for an adapter that cannot have one, and for a head that the objective would not train.
+    SettingError for an adapter that cannot have one, and for a head, of the adapter or of the model's file, that the
+    objective would not train: its scores would not fit the other tensors any more.
     """
     if not isinstance(objective, HeadObjective):
-        if isinstance(adapter, Headed) and adapter.head is not None:
-            text = f"finetune: {{adapter}} has a head for {adapter.head}; {{objective}} {objective.name} trains none"
-            raise SettingError(f"{text}; use an adapter without one", adapter=..., objective=objective.name)
+        adapter_head = adapter.head if isinstance(adapter, Headed) else None
+        for name, head in (("adapter", adapter_head), ("model", model.classifier and model.classifier.head)):
+            if head is not None:
+                text = f"finetune: {{{name}}} has a head for {head}; {{objective}} trains none; use one without a head"
+                raise SettingError(text, {name: ..., "objective": objective.name})
         if isinstance(adapter, Headed) and objective.embedding is not None:
             adapter.embedding = objective.embedding
         return
     if not isinstance(adapter, Headed):
-        text = f"finetune: {{objective}} {objective.name} requires a LoRA or TrainedTensors as {{adapter}}"
+        text = "finetune: {objective} requires a LoRA or TrainedTensors as {adapter}"
         raise SettingError(text, objective=objective.name, adapter=...)
     stored = None if adapter.head is not None else model.classifier
     given = adapter.head if stored is None else stored.head

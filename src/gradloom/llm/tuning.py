@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -180,6 +181,7 @@ class Sizes(NamedTuple):
     context          the most tokens of each part of a sample
     samples          the most samples of a row
     numbers          numbers of each sample, or of each token: its weight
+    shortest         tokens of the shortest samples of the data, sorted: all those that may share a row, and some more
     """
 
     rows: int
@@ -188,16 +190,17 @@ class Sizes(NamedTuple):
     context: int
     samples: int = 1
     numbers: int = 0
+    shortest: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class TuningJob:
     """All that decides the programs of a fine-tuning, and so their bytes. A run and its plan are each made of one.
 
-        rows .. numbers: see Sizes. saver: of a run that may be resumed, which then has the micro-batches that it had.
+        rows .. shortest: see Sizes. saver: of a run that may be resumed, which then has the micro-batches that it had.
     options: of gl.compile. layers: those that run on a GPU. arena: most bytes of the arena and scratch of each program,
-    with layers of its part on the GPU. kept: copies of the trained arrays that callbacks hold at once. teacher: of an
-    objective that needs one.
+    with layers of its part on the GPU. kept: copies of the trained arrays that callbacks hold at once. is_packed: the
+    caller gave rows of tokens, which have their context. teacher: of an objective that needs one.
     """
 
     model: Model
@@ -209,6 +212,7 @@ class TuningJob:
     context: int
     samples: int
     numbers: int
+    shortest: tuple[int, ...]
     ranks: Communicator | None
     exchange: str
     saver: Saver | None
@@ -216,6 +220,7 @@ class TuningJob:
     layers: GpuLayers | None = None
     arena: int | None = None
     kept: int = 0
+    is_packed: bool = False
     teacher: Model | None = None
 
     @property
@@ -259,9 +264,36 @@ class TuningJob:
         return replace(self, settings=settings)
 
     def with_context(self, context: int) -> TuningJob:
-        """The same with rows of this number of tokens, about the same number of tokens in all."""
-        rows, val_rows, all_rows = (-(-n * self.context // context) for n in (self.rows, self.val_rows, self.all_rows))
-        return replace(self, context=context, rows=rows, val_rows=val_rows, all_rows=all_rows)
+        """The same with rows of fewer tokens, at most this number: an upper bound of a job on the same data.
+
+        How they are packed, and so how many rows there are, is only known when they are read again. So the last batch
+        is not full, nor is the last micro-batch of training and of validation: each of these has a program.
+        """
+
+        def scaled(rows: int) -> int:
+            return -(-rows * self.context // context)
+
+        batch = int(self.settings.batch_size)
+        rows = _not_full(scaled(self.rows), batch)
+        job = replace(self, context=context, rows=rows, samples=self._samples_within(context))
+        is_validated = self.val_rows > 0 or self.settings.val_split is None
+        val_rows = _not_full(scaled(self.val_rows), job.micro_batch_size) if is_validated else 0
+        padded = 1 if self.objective.form.kind == "texts" else 2  # rows are more than half full
+        return replace(job, val_rows=val_rows, all_rows=max(padded * scaled(self.all_rows), rows + val_rows))
+
+    def _samples_within(self, context: int) -> int:
+        """The most samples of a row of parts of at most this number of tokens."""
+        if self.samples == 1 and not self.shortest:
+            return 1
+        parts = self.objective.form.parts
+        taken = itertools.accumulate(min(length, context) for length in self.shortest)
+        return max(sum(tokens <= parts * context for tokens in taken), 1)
+
+
+def _not_full(rows: int, size: int) -> int:
+    """At least this number of rows, whose last batch of `size` lacks one row."""
+    rows = max(rows, size)
+    return rows + -(rows + 1) % size
 
 
 class Tuning:

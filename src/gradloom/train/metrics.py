@@ -53,6 +53,7 @@ class Metric:
         samples: int = 200,
         seed: int = 0,
     ) -> None:
+        self.scale = 1.0  # of the number and its uncertainty: a unit
         if not callable(function):
             raise SettingError(f"Metric: {what_is(function)} must be a function (outputs, labels, weights)")
         self.function = function
@@ -299,14 +300,15 @@ class Measured:
         if not n:
             return math.nan, math.nan
         mean = float((weights * values).sum()) / total
+        mean *= metric.scale
         if n < 2:
             return mean, math.nan
         if metric.uncertainty == "formula":
-            return mean, standard_error(values, weights)
+            return mean, standard_error(values, weights) * metric.scale
         rng = np.random.default_rng(metric.seed)
         picks = (rng.integers(0, n, n) for _ in range(metric.samples))
         means = [float((weights[at] * values[at]).sum() / weights[at].sum()) for at in picks]
-        return mean, float(np.std(means, ddof=1))
+        return mean, float(np.std(means, ddof=1)) * metric.scale
 
     def _whole(self, name: str, metric: Metric) -> tuple[float, float]:
         count = self._all("counts") > 0
@@ -333,13 +335,15 @@ class Measured:
         found = measured(slice(None))
         value = _ratio(*found) if isinstance(found, tuple) else found
         if metric.uncertainty != "bootstrap" or n < 2:
-            return value, math.nan
+            return value * metric.scale, math.nan
         rng = np.random.default_rng(metric.seed)
         picks = (rng.integers(0, n, n) for _ in range(metric.samples))
         if isinstance(found, tuple):
             sums, counts = found
-            return value, float(np.std([_ratio(sums[at], counts[at]) for at in picks], ddof=1))
-        return value, float(np.std([measured(at) for at in picks], ddof=1))
+            drawn = [_ratio(sums[at], counts[at]) for at in picks]
+        else:
+            drawn = [measured(at) for at in picks]
+        return value * metric.scale, float(np.std(drawn, ddof=1)) * metric.scale
 
 
 def _ratio(sums: np.ndarray, counts: np.ndarray) -> float:

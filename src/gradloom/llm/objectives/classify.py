@@ -46,8 +46,9 @@ class Classify(HeadObjective):
         if weight is None or weight == "balanced":
             return
         need = '"balanced", or a dict of classes and their weights, finite numbers of at least 0'
-        if not isinstance(weight, Mapping):
-            raise SettingError(f"finetune: {{class_weight}} is {what_is(weight)}; need {need}", setting="class_weight")
+        if not isinstance(weight, Mapping) or not weight:
+            seen = what_is(weight) if weight != {} else "an empty dict"
+            raise SettingError(f"finetune: {{class_weight}} is {seen}; need {need}", setting="class_weight")
         for name, value in weight.items():
             plain = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
             if not plain or not 0 <= value < math.inf:
@@ -96,10 +97,10 @@ class Classify(HeadObjective):
             text = "finetune: {class_weight} requires one label for each text; these have lists"
             raise SettingError(text, class_weight=self.class_weight)
         weights = np.ones(len(classes.names), np.float32)
+        assert rows.values is not None
+        train = rows.values[rows.train].reshape(-1, rows.values.shape[2])
+        count = np.bincount(train[train[:, 0] == 1, 1].astype(np.int64), minlength=len(weights))
         if self.class_weight == "balanced":
-            assert rows.values is not None
-            train = rows.values[rows.train].reshape(-1, rows.values.shape[2])
-            count = np.bincount(train[train[:, 0] == 1, 1].astype(np.int64), minlength=len(weights))
             weights[count > 0] = (count.sum() / (len(weights) * count[count > 0])).astype(np.float32)
             return weights
         given = {str(name): value for name, value in self.class_weight.items()}
@@ -108,6 +109,9 @@ class Classify(HeadObjective):
                 text = f"finetune: {{class_weight}}: {name!r:.60} is no class of the data; these are"
                 raise SettingError(f"{text} {', '.join(classes.names):.200}", setting="class_weight")
             weights[classes.names.index(name)] = value
+        if not weights[count > 0].any():
+            text = "finetune: {class_weight} is 0 for all classes that the training rows have; need a class with a"
+            raise SettingError(f"{text} weight above 0", setting="class_weight")
         return weights
 
     # ---- loss and metrics ----------------------------------------------------------------------------------
