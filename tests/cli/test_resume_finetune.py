@@ -251,3 +251,16 @@ def test_data_of_other_keys_and_other_test_rows(capsys, tmp_path, language):  # 
     write(line="\n\n")
     code, _, err = run(capsys, "finetune", "--out", out, "--resume")
     assert code == 0 and "the file of data is sha256:" in err, err
+
+
+def test_a_resumed_run_names_the_objective_that_differs(capsys, tmp_path, language):  # noqa: F811
+    """Before the settings of the earlier one, which do not fit the other."""
+    lines = [json.dumps({"text": text, "label": label}) for text, label in (("good", "a"), ("bad", "b"), ("odd", "a"))]
+    (tmp_path / "labels.jsonl").write_text("\n".join(lines))
+    out = tmp_path / "a.gguf"
+    words = ("--objective", "classify", "--class-weight", "balanced", "--context", 32, "--steps", 2)
+    code, _, err = run(capsys, "finetune", language[0], tmp_path / "labels.jsonl", *words, "--out", out)
+    assert code == 0, err
+    code, _, err = run(capsys, "finetune", "--resume", "--objective", "regress", "--out", out)
+    assert code == 2
+    assert "--objective regress: the run has classify" in err

@@ -1,6 +1,7 @@
 """The live display on a terminal, as a terminal shows it, and the lines elsewhere."""
 
 import io
+import math
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.train.display import BAR, Display, StepDisplay, arranged, duration, plural, rate
+from gradloom.train.display import BAR, Display, StepDisplay, arranged, duration, numbers, plural, rate
+from gradloom.train.metrics import Measures, Metric
+from gradloom.train.result import Result
 
 
 class Terminal(io.StringIO):
@@ -328,3 +331,10 @@ def test_the_bar_with_and_without_colours(clock, width, monkeypatch, no_color, e
         clock[0], run.steps = 101.0, 25
         display.on_progress(at(True, 25, 100, result(1.0)))
     assert f"epoch 1/1  {bar}  3.0 s left" in stream.getvalue()
+
+
+def test_metrics_that_are_not_defined_are_left_out():
+    measures = Measures((("auc", Metric(lambda outputs, labels: math.nan, whole=True)),))
+    result = Result(measures=measures)
+    result.ndata = 3
+    assert numbers(result) == ["loss nan"]

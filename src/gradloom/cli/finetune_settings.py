@@ -72,10 +72,27 @@ def resumed(asked: Asked[Any]) -> Asked[Any]:
     folder = given.get("run") or run_beside(given.get("out") or _out_of(given.get("method", "lora")))
     length = ("epochs", "steps")  # one of them is meant
     found = beside_run(asked, folder, *(length if any(name in given for name in length) else ()))
+    _check_objective(found, folder)
     if "device" in found.files and found.values["device"] == "cpu" and "gpu_layers" in given:
         values = {name: value for name, value in found.values.items() if name != "device"}
         return replace(found, values=values, files={name: file for name, file in found.files.items() if name in values})
     return found
+
+
+def _check_objective(asked: Asked[Any], folder: str) -> None:
+    """SettingError for a resumed run with another objective than before: its own settings would not fit."""
+    from ..base.errors import SettingError
+    from .saved_settings import SETTINGS
+    from .settings_file import read
+
+    file, given = Path(folder, SETTINGS), asked.values.get("objective")
+    if not asked.values.get("resume") or given is None or "objective" in asked.files or not file.exists():
+        return
+    before = read(asked.kind, str(file)).get("objective", "sft")
+    if given != before:
+        with asked.naming_places():
+            text = f"{{objective}}: the run has {before}, and a resumed run keeps its objective; leave it out"
+            raise SettingError(text, objective=given)
 
 
 def inputs_of(use: Any) -> list[str]:

@@ -50,10 +50,12 @@ def plural(count: int, noun: str) -> str:
 
 
 def numbers(result: Any, name: str = "") -> list[str]:
-    """["loss 0.123", "accuracy 0.9812"] of a Result, where it has them; name: prefix of each."""
+    """["loss 0.123", "accuracy 0.9812"] of a Result, where it has them; name: prefix of each. Metrics that are not
+    defined for its rows are left out."""
     if result is None or not result.ndata:
         return []
     found = [(each, value) for each, value in result.numbers().items() if not each.endswith(UNCERTAINTY)]
+    found = [(each, value) for each, value in found if each not in result.metrics or not math.isnan(value)]
     return [f"{name}{each} {value:.4f}" if each == "accuracy" else f"{name}{each} {value:.4g}" for each, value in found]
 
 
