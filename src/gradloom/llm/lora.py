@@ -396,10 +396,10 @@ class TrainedTensors(Headed):
         refuse_input(path, self._model.path)
         need_finite(path, trained)
         head = head_fields(self.head_arrays(), path)
-        fields = without_head(file.fields) if head else file.fields
         if isinstance(file, HFFolder):
             file = GgufView(file)
             trained = {name: file.ordered(name, array) for name, array in trained.items()}
+        fields = without_head(file.fields) if head else file.fields
         template = {} if self.chat_template is None else {CHAT_TEMPLATE: field("string", self.chat_template)}
         write_gguf(
             path,
