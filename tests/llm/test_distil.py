@@ -414,6 +414,7 @@ def test_teachers_that_cannot_be(tmp_path: Path, models: tuple[Path, Path], case
     [
         ({"top_k": 301}, "top_k.*at most 300"),
         ({"temperature": 0.0}, "temperature"),
+        ({"temperature": 300.0}, "temperature=300.0: must be 0.01 to 100 in distil"),
         ({"hard_weight": 1.5}, "hard_weight"),
         ({"beta": 0.1}, "beta=0.1 requires objective"),
         ({"objective": "sft", "teacher": None}, "top_k=8 requires objective distil, not sft"),

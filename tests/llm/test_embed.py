@@ -349,6 +349,7 @@ def test_identical_texts_are_skipped(tmp_path: Path) -> None:
         ([{"text": "a"}], {}, "the keys are text; need anchor and positive"),
         ([{"anchor": "a", "positive": "a"}], {}, "no sample to train on; skipped: 1 sample, identical sides"),
         (LINES[:1], {}, "one training sample without a negative"),
+        (TRIPLETS, {"data_options": {"negative_key": "negatve"}}, "the first row has no 'negatve'"),
         (LINES, {"val": TRIPLETS, "val_split": None}, "has negative, and the training data has not"),
         (TRIPLETS, {"val": LINES, "val_split": None}, "need anchor and positive and negative"),
         (LINES, {"widths": [64]}, "widths=64: must be at most 48, the width of the model"),

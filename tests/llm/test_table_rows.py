@@ -242,8 +242,6 @@ def test_columns_that_are_not_used_may_hold_anything(tmp_path: Path) -> None:
     same(read_samples(table, tokenizer()), read_samples([{"text": row["text"]} for row in rows], tokenizer()))
     parquet.write_table(table, tmp_path / "d.parquet")
     assert [row["id"] for row in text_rows(tmp_path / "d.parquet")] == [None] * 3
-    twice = arrow.Table.from_arrays([arrow.array(["abc"]), arrow.array(["bcd"])], ["text", "text"])
-    assert len(read_samples(twice, tokenizer())) == 1
 
 
 def test_a_feather_file_of_version_1(tmp_path: Path) -> None:
@@ -258,9 +256,19 @@ def test_a_series_is_no_table() -> None:
         read_samples(pandas.Series(["a", "b"]), tokenizer())
 
 
+def test_two_columns_of_one_name_are_one_line(tmp_path: Path) -> None:
+    """As in CSV: nothing tells which of them is meant."""
+    table = arrow.table([["first"], ["second"]], names=["text", "text"])
+    parquet.write_table(table, tmp_path / "d.parquet")
+    frame = pytest.importorskip("pandas").DataFrame([["first", "second"]], columns=["text", "text"])
+    for source in (table, tmp_path / "d.parquet", frame):
+        with pytest.raises(DataError, match="two columns have the name 'text'"):
+            read_samples(source, tokenizer())
+
+
 def test_cells_that_are_no_numbers(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
-    path.write_text("text,label\na,1.5\nb,high\n")
+    path.write_text("text,label\na,1.5\nb,1_000\n")
     with pytest.raises(DataError, match=r"d.csv:3: label is a text; need a number"):
         read_samples(path, tokenizer(), form=gl.llm.Form("labelled", last=True, labels="numbers"))
 

@@ -107,6 +107,8 @@ def number_in(cell: Any) -> Any:
     if not isinstance(cell, str):
         return cell
     text = cell.strip().lower()
+    if "_" in text:  # which float would ignore
+        return cell
     if text in ("", "true", "false"):
         return text == "true" if text else None
     try:
@@ -186,9 +188,18 @@ def _of_batch(batch: Any) -> Iterator[dict[str, Any] | BadRow]:
         else:
             yield BadRow(f"a value cannot be read ({' '.join(str(error).split()):.100})")
         return
-    names = batch.schema.names
+    names = _different(batch.schema.names)
     for values in zip(*columns, strict=True):
         yield {name: _without_nulls(value) for name, value in zip(names, values, strict=True)}
+
+
+def _different(names: Any) -> list[str]:
+    """The names of columns. Raises DataError for two that are equal."""
+    names = list(names)
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"data: two columns have the name {name!r:.60}; need different names of columns")
+    return names
 
 
 def _plain(column: Any) -> list[Any]:
@@ -231,6 +242,7 @@ class MemoryRows(RowReader):
             for part in data.iter_slices(_ROWS):
                 yield from ({key: _without_nulls(one) for key, one in row.items()} for row in part.to_dicts())
         elif hasattr(data, "iloc") and hasattr(data, "columns"):
+            _different(data.columns)
             for start in range(0, len(data), _ROWS):
                 for row in data.iloc[start : start + _ROWS].to_dict("records"):
                     yield in_memory(_without_nulls(_of_pandas(row)))

@@ -35,6 +35,8 @@ def texts_as_rows(texts: Any, key: str, where: str) -> list[Any]:
     given: Any = [texts] if isinstance(texts, str) else texts
     if getattr(given, "ndim", 0) == 1 and hasattr(given, "tolist"):
         given = given.tolist()
+    elif isinstance(given, (set, frozenset)) or (hasattr(given, "to_list") and not hasattr(given, "columns")):
+        given = [*given]
     if not isinstance(given, (list, tuple)) and is_samples(given):
         reader = reader_of(given)
         given = []

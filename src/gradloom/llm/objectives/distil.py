@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ... import ops
+from ...base.errors import SettingError
 from ...base.memory import need_memory, show_bytes
 from ...graph.value import Value
 from ...ops.distillation import Distilled
@@ -22,6 +23,9 @@ from ..objective import Forward, Objective
 from ..rows import Rows
 
 METRICS = {"kl": "kl", "nll_loss": "nll", "same_top": "same"}  # name -> field of ops.Distilled
+
+
+COLDEST, HOTTEST = 0.01, 100.0  # of others, f32 does not hold T^2 KL to four digits
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,11 @@ class Distil(Objective):
     top_k: int = 64
     temperature: float = 1.0
     hard_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not COLDEST <= self.temperature <= HOTTEST:
+            need = f"{COLDEST:g} to {HOTTEST:g} in distil"
+            raise SettingError(setting="temperature", seen=self.temperature, need=need, place="finetune")
 
     @property
     def computed(self) -> int:

@@ -77,6 +77,11 @@ class Embed(Objective):
             raise SettingError(setting="widths", seen=over[0], need=need, place="finetune")
         pooling = self.pooling or (POOLING if known is None else known.pooling)
         negatives = self.negatives or (data is not None and _has_negatives(data, reading))
+        named = reading.get("negative_key")
+        if named is not None and data is not None and not negatives:
+            raise DataError(
+                f"data: the first row has no {named!r:.60}, which {{negative_key}} names", negative_key=named
+            )
         return replace(self, pooling=pooling, widths=widths, negatives=negatives)
 
     def check(self, rows: Rows, batch_size: int) -> None:
