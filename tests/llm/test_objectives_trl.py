@@ -13,6 +13,8 @@ import gradloom as gl
 from gradloom.llm.finetune import finetune
 from gradloom.llm.lora import TrainedTensors
 from gradloom.llm.model import load
+from gradloom.llm.packing import TokenData
+from gradloom.llm.samples import Report
 from tests.llm.preference_rows import rows_of_pairs
 
 pytest.importorskip("trl")
@@ -62,6 +64,20 @@ def rows_of_texts(pairs: list[dict[str, list[int]]], prompts: bool = False) -> A
     sides = ("chosen", "rejected")
     ended = [(p["prompt"], [[*p[side], trl_runs.EOS] for side in sides]) for p in pairs]
     return rows_of_pairs(ended, prompts=prompts)
+
+
+def test_sft(tmp_path: Path) -> None:
+    model = trl_runs.write_folder(tmp_path / "m")
+    pairs = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in random_pairs(4)]
+    truth = trl_runs.sft(model, pairs, tmp_path, {"loss": "loss"}, STEPS, RATE)
+    texts = [np.array([*pair["prompt"], *pair["completion"], trl_runs.EOS]) for pair in pairs]
+    tokens, positions, labels = np.zeros((3, len(pairs), 16), np.int32)
+    labels[:] = -100
+    for row, (pair, text) in enumerate(zip(pairs, texts, strict=True)):
+        count, prompt = len(text) - 1, len(pair["prompt"])
+        tokens[row, :count], positions[row, :count] = text[:-1], np.arange(count)
+        labels[row, prompt - 1 : count] = text[prompt:]
+    assert_equal(ours(tmp_path / "m", TokenData(tokens, positions, labels, Report()), "sft"), truth)
 
 
 @pytest.mark.parametrize(("loss_type", "beta"), [("sigmoid", 0.1), ("hinge", 0.2), ("ipo", 0.3)])

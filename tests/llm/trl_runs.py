@@ -73,6 +73,17 @@ def _rows(samples: list[dict[str, Any]]) -> Any:
     return Dataset.from_list(rows)
 
 
+def sft(
+    model: Any, pairs: list[dict[str, Any]], folder: Path, names: dict[str, str], steps: int, rate: float, **more: Any
+) -> dict[str, np.ndarray]:
+    """Prompts and completions: the completions count."""
+    from trl import SFTConfig, SFTTrainer
+
+    config = SFTConfig(**settings(folder, steps, rate, len(pairs), **more))
+    trainer = SFTTrainer(model, config, train_dataset=_rows(pairs), processing_class=tokenizer())
+    return logged(trainer, names)
+
+
 def dpo(
     model: Any, pairs: list[dict[str, Any]], folder: Path, names: dict[str, str], steps: int, rate: float, **more: Any
 ) -> dict[str, np.ndarray]:
