@@ -350,6 +350,13 @@ def test_identical_texts_are_skipped(tmp_path: Path) -> None:
         ([{"anchor": "a", "positive": "a"}], {}, "no sample to train on; skipped: 1 sample, identical sides"),
         (LINES[:1], {}, "one training sample without a negative"),
         (TRIPLETS, {"data_options": {"negative_key": "negatve"}}, "the first row has no 'negatve'"),
+        ([row | {"anchor": "a"} for row in LINES], {}, "the anchors of all training samples are the same"),
+        ([row | {"positive": "a " * 60 + row["positive"]} for row in LINES], {}, "the positive texts of all training"),
+        (
+            [{name: "a " * 60 + text for name, text in row.items()} for row in LINES],
+            {},
+            f"within 32 tokens ({len(LINES)} samples, identical sides after the cut)",
+        ),
         (LINES, {"val": TRIPLETS, "val_split": None}, "has negative, and the training data has not"),
         (TRIPLETS, {"val": LINES, "val_split": None}, "need anchor and positive and negative"),
         (LINES, {"widths": [64]}, "widths=64: must be at most 48, the width of the model"),

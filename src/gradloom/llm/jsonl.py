@@ -129,7 +129,8 @@ class JsonLines:
         judged = self.form.kind == "judged"
         read = Samples(
             np.concatenate(self.tokens), np.concatenate(self.counted), starts, self.report, False,
-            1 if judged else self.form.parts, values, classes, self._weights(), self.form.kind == "preferences",
+            1 if judged else self.form.parts, values, classes, self._weights(),
+            self.form.kind in ("preferences", "pairs"),
         )  # fmt: skip
         return read.with_other_completions() if judged and self.form.parts == 2 else read
 

@@ -105,10 +105,9 @@ def _packed(samples: Samples, context: int, packing: bool, prompts: bool, last: 
     fits = np.minimum(sizes, context)
     which = _kept(samples, sizes, fits, is_plain, last, report)
     if not which.size:
-        raise DataError(
-            f"{report.path}: no sample has a token to learn within {context} tokens; need a longer context, or shorter"
-            " samples"
-        )
+        skipped = "; ".join(f"{count_of(n, 'sample')}, {reason}" for reason, n in report.skipped.items())
+        text = f"{report.path}: no sample has a token to learn within {context} tokens ({skipped})"
+        raise DataError(f"{text}; need a longer context, or shorter samples")
     places = fits.reshape(-1, count).sum(1)[which]
     row, offset = _places(places, length) if packing else (np.arange(which.size), np.zeros(which.size, np.int64))
     rows = int(row.max()) + 1
@@ -179,13 +178,15 @@ def _kept(
 
 
 def _identical(samples: Samples, lengths: np.ndarray) -> np.ndarray:
-    """Whether the first tokens of both parts, `lengths` of each, are the same; bool [samples]."""
-    first, second = lengths.reshape(-1, 2).T
-    same = first == second
-    for i in np.flatnonzero(same).tolist():
-        one, two = samples.starts[2 * i : 2 * i + 2]
-        same[i] = (samples.tokens[one : one + first[i]] == samples.tokens[two : two + first[i]]).all()
-    return same
+    """Whether the first tokens of the second part, `lengths` of each, are those of another one; bool [samples]."""
+    size = lengths.reshape(-1, samples.parts)
+    starts = samples.starts[:-1].reshape(-1, samples.parts)
+    found = np.zeros(len(samples), bool)
+    for part in (p for p in range(samples.parts) if p != 1):
+        for i in np.flatnonzero(size[:, part] == size[:, 1]).tolist():
+            one, two, count = starts[i, part], starts[i, 1], size[i, 1]
+            found[i] |= bool((samples.tokens[one : one + count] == samples.tokens[two : two + count]).all())
+    return found
 
 
 def _numbers(row: np.ndarray, offset: np.ndarray) -> np.ndarray:

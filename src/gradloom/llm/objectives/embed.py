@@ -92,6 +92,13 @@ class Embed(Objective):
                 raise DataError("data: one training sample without a negative; need two or more, or negatives")
             text = "{batch_size}: one sample in each step, without a negative; need a larger one, or negatives"
             raise SettingError(text, batch_size=batch_size)
+        ids = _text_ids(rows, rows.values.shape[1] * self.form.parts).reshape(*rows.values.shape[:2], self.form.parts)
+        texts = ids[rows.train][rows.values[rows.train, :, 0] == 1]
+        for part, name in ((ANCHOR, "anchors"), (POSITIVE, "positive texts")):
+            if not self.negatives and (texts[:, part] == texts[0, part]).all():
+                raise DataError(
+                    f"data: the {name} of all training samples are the same within the context; need others"
+                )
 
     # ---- rows as arrays ------------------------------------------------------------------------------------
 
