@@ -158,6 +158,7 @@ def test_fifty_steps_are_those_of_pytorch(tmp_path: Path) -> None:
 @pytest.mark.oracle
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_micro_batches_are_one_batch(tmp_path: Path, pooling: str) -> None:
+    pytest.importorskip("torch")  # of the module below
     from tests.llm.embed_rows import texts
 
     path, data = write(tmp_path, "llama"), texts(14, 3)
