@@ -35,6 +35,7 @@ from .memory_plan import FEWER_TRAINED, MemoryPlan
 from .model import Adapter, Model, model_of
 from .objective import Objective
 from .planned_job import memory_of, planned
+from .pooled import parts_of_tokens
 from .room import within
 from .rows import CONTEXT, Rows, is_source, need_weights, read_rows
 from .scored import with_head
@@ -172,8 +173,7 @@ def sizes_of(rows: Rows, objective: Objective, eval_rows: int | None) -> Sizes:
 
 def _shortest(rows: Rows, samples: int, parts: int) -> tuple[int, ...]:
     """See Sizes."""
-    assert rows.parts is not None
-    part = np.where(rows.parts < 0, -2 - rows.parts, rows.parts)  # -1 in padding
+    part = parts_of_tokens(rows)
     row, place = np.nonzero(part >= 0)
     lengths = np.bincount(row * samples + part[row, place] // parts)
     found = np.sort(lengths[lengths > 0])

@@ -196,9 +196,9 @@ def _of_batch(batch: Any) -> Iterator[dict[str, Any] | BadRow]:
 def _different(names: Any) -> list[str]:
     """The names of columns. Raises DataError for two that are equal."""
     names = list(names)
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"data: two columns have the name {name!r:.60}; need different names of columns")
+    if len(set(names)) < len(names):
+        name = next(one for one in names if names.count(one) > 1)
+        raise DataError(f"data: two columns have the name {name!r:.60}; need different names of columns")
     return names
 
 

@@ -12,6 +12,7 @@ from ..base.errors import DataError, SettingError
 from ..graph.leaves import input as input_value
 from ..graph.value import Value
 from ..run.compile import compile as compile_program
+from .computed_labels import compute_rows, padded_rows
 from .json_rows import BadRow, is_samples
 from .not_finite import not_finite
 from .objective import Forward, Objective
@@ -112,14 +113,14 @@ def _computed(
     assert isinstance(value, Value)
     run = compile_program(value, **options)
     found = np.empty((count, *value.shape[1:]), np.float32)
-    for start in range(0, count, size):
-        part = np.zeros((size, *x.shape[1:]), np.int32)
-        stop = min(start + size, count)
-        part[: stop - start] = x[start:stop]
-        (computed,) = run(rows=part)
-        there = labels[start:stop, :, 0] == 1
-        if not np.isfinite(computed[: stop - start][there]).all():
+
+    def compute(start: int, stop: int) -> np.ndarray:
+        (computed,) = run(rows=padded_rows(x, start, stop, size))
+        own: np.ndarray = computed[: stop - start]
+        if not np.isfinite(own[labels[start:stop, :, 0] == 1]).all():
             what = f"{where}: the output of rows {start} to {stop - 1}"
             raise not_finite(what, model, adapter, run, [value], {}, **options)
-        found[start:stop] = computed[: stop - start]
+        return own
+
+    compute_rows(found, size, compute)
     return found

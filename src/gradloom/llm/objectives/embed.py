@@ -87,7 +87,9 @@ class Embed(Objective):
     def check(self, rows: Rows, batch_size: int) -> None:
         assert rows.values is not None
         of_row = np.sort(rows.values[rows.train, :, 0].sum(1))
-        if not self.negatives and of_row[-batch_size:].sum() < 2:
+        if self.negatives:
+            return
+        if of_row[-batch_size:].sum() < 2:
             if of_row.sum() < 2:
                 raise DataError("data: one training sample without a negative; need two or more, or negatives")
             text = "{batch_size}: one sample in each step, without a negative; need a larger one, or negatives"
@@ -95,7 +97,7 @@ class Embed(Objective):
         ids = _text_ids(rows, rows.values.shape[1] * self.form.parts).reshape(*rows.values.shape[:2], self.form.parts)
         texts = ids[rows.train][rows.values[rows.train, :, 0] == 1]
         for part, name in ((ANCHOR, "anchors"), (POSITIVE, "positive texts")):
-            if not self.negatives and (texts[:, part] == texts[0, part]).all():
+            if (texts[:, part] == texts[0, part]).all():
                 raise DataError(
                     f"data: the {name} of all training samples are the same within the context; need others"
                 )
