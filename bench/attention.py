@@ -58,10 +58,10 @@ def ours(shape: tuple[int, ...], what: str, isa: str, threads: int, layers: int,
 
     def took() -> float:
         """Seconds of the instruction, a mean over some calls."""
-        run.profile()
+        run.collect_times()
         run()
         calls = 1 + int(STRETCH / max(_total(run, name), 1e-6))
-        run.profile()
+        run.collect_times()
         for _ in range(calls):
             run()
         return _total(run, name) / calls / layers

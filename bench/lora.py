@@ -242,7 +242,7 @@ def ours(mode: str, length: int, path: Path, threads: int, precision: str = "f32
 
 def profile(run, step, steps: int = 3) -> list[tuple[str, float, int]]:
     """(op, milliseconds per step, instructions), the most expensive first; products of the adapter apart."""
-    run.profile()
+    run.collect_times()
     for _ in range(steps):
         step()
     spent: dict[str, list[int]] = defaultdict(list)

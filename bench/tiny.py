@@ -49,7 +49,7 @@ def main() -> None:
         data = gl.data.Dataset(x, y)
         gl.epoch(trainer, data, batch_size=BATCH)
         run = trainer.compiled[0].run
-        run.profile()
+        run.collect_times()
         gl.epoch(trainer, data, batch_size=BATCH)
         for what, least, total in run.timings():
             print(f"{least:6d} ns least {total / (ROWS / BATCH):8.0f} ns mean  {what}")

@@ -1,5 +1,5 @@
-"""docs/json.md and docs/json.schema.json, from the declarations in base/json_documents.py and base/json_facts.py:
-`python docs/json_documents.py --write` writes both."""
+"""docs/json.md and docs/json.schema.json, from the declarations in base/json_tables.py, base/json_documents.py and
+base/json_facts.py: `python docs/json_documents.py --write` writes both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from gradloom.base import json_documents, json_facts
+from gradloom.base import json_documents, json_facts, json_tables
 from gradloom.base.json_documents import Document, Key
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +20,7 @@ _SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", type
 
 def documents() -> list[Document]:
     """All documents, in the order of their declaration."""
-    found = [*vars(json_documents).values(), *vars(json_facts).values()]
+    found = [*vars(json_tables).values(), *vars(json_documents).values(), *vars(json_facts).values()]
     return list({one.schema: one for one in found if isinstance(one, Document)}.values())
 
 

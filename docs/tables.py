@@ -1,6 +1,6 @@
 """Makes the tables of docs/tables.md and prints what the command says of them (a test keeps the page equal to it).
 
-python docs/tables.py [FOLDER]      writes churn.csv, houses.csv and demand.csv there (default: here) and fits them
+python docs/tables.py [FOLDER]      writes its .csv files there (default: here) and fits them
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ CASES = {
     "zip numeric": "fit houses.csv --target price --numeric zip --out by-number",
     "series": "fit demand.csv --target demand --time day --drop yesterday --out far",
     "series of steps": "fit demand.csv --target demand --time day --out near",
+    "several": "fit weather.csv --target warmest --target rain --target wind --out weather",
 }
 MOVING = ("about ", "at most about ", "epoch ", "time  ", "memory  ")  # lines that tell of the machine
 
 
 def write_tables(folder: Path) -> None:
-    """Write the three tables into `folder`, the same bytes each time (any Python draws these numbers)."""
+    """Write the tables into `folder`, the same bytes each time (any Python draws these numbers)."""
     (folder / "churn.csv").write_text("\n".join(["months,calls,charge,plan,churn", *_customers()]) + "\n")
     (folder / "houses.csv").write_text("\n".join(["area,rooms,zip,price", *_houses()]) + "\n")
+    head = "height,pressure,humidity,sky,warmest,rain,wind"
+    (folder / "weather.csv").write_text("\n".join([head, *_weather()]) + "\n")
     (folder / "demand.csv").write_text("\n".join(["day,price,yesterday,demand", *_days()]) + "\n")
 
 
@@ -52,6 +55,19 @@ def _houses(count: int = 1500) -> list[str]:
         place, area, rooms = int(24 * draw()), 40 + 160 * draw(), 1 + int(6 * draw())
         price = 30_000 + 900 * area + 260_000 * worth[place] + 40_000 * (draw() + draw() - 1)
         rows.append(f"{area:.1f},{rooms},{codes[place]},{price:.0f}")
+    return rows
+
+
+def _weather(count: int = 1200) -> list[str]:
+    draw, rows = random.Random(4).random, []
+    for _ in range(count):
+        height, pressure, humidity = int(1500 * draw()), 990 + 40 * draw(), 30 + 70 * draw()
+        sky = ("clear", "mixed", "overcast")[int(3 * draw())]
+        warmest = 28 - 0.0065 * height + 0.15 * (pressure - 1010) - 4 * (sky == "overcast") + 4 * (draw() - 0.5)
+        rain = draw() < 0.02 + 0.5 * (humidity > 70) + 0.4 * (sky == "overcast") - 0.01 * (pressure - 1010)
+        wind = ("calm", "breeze", "storm")[(pressure < 1018 + 8 * (draw() - 0.5)) + (pressure < 998)]
+        measured = f"{'yes' if rain else 'no'},{'' if draw() < 0.3 else wind}"  # not all stations measure the wind
+        rows.append(f"{height},{pressure:.1f},{humidity:.0f},{sky},{warmest:.1f},{measured}")
     return rows
 
 

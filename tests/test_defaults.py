@@ -16,7 +16,8 @@ from gradloom.cli.config import Asked
 from gradloom.cli.finetune_settings import FinetuneSettings, settle, training
 from gradloom.cli.fit_settings import FitSettings
 from gradloom.llm.finetune import Run
-from gradloom.llm.lora import LoRA, TrainedTensors
+from gradloom.llm.lora import LoRA
+from gradloom.llm.trained_tensors import TrainedTensors
 from gradloom.llm.tuning import Settings, Tuning
 from gradloom.train.loop import Loop
 from gradloom.train.rate_finder import find_rate
@@ -69,6 +70,7 @@ DIFFERENT = {
     "freeze": UNSET,
     "log": UNSET,
     "max_norm": UNSET,
+    "watch": UNSET,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -74,6 +75,39 @@ def test_the_page_of_what_steers_a_training_runs() -> None:
     assert names["stop"].best > 0.5 and 1e-3 < names["curve"].suggestion < 10
 
 
+def test_the_page_of_losses_and_metrics_runs_and_has_all() -> None:
+    import gradloom as gl
+
+    text = (ROOT / "docs" / "losses.md").read_text()
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(block, names)
+    table = re.findall(r"^\| `(\w+)`, `(\w+)` \| ?([^|]*?) ?\|", text, re.M)
+    rows = {name: (kind, options) for name, kind, options in table}
+    known = [getattr(gl.losses, name) for name in gl.losses.__all__ if name not in ("Loss", "named")]
+    losses = {kind.name: kind for kind in known}
+    scores = [getattr(gl.metrics, name) for name in gl.metrics.__all__ if name[0].isupper() and name != "Score"]
+    assert {kind.name: kind.__name__ for kind in scores} == {
+        name: rows.pop(name)[0] for name in [k.name for k in scores]
+    }
+    assert {name: kind.__name__ for name, kind in losses.items()} == {name: kind for name, (kind, _) in rows.items()}
+    for name, kind in losses.items():
+        shown = [f"`{f.name}={f.default!r}`".replace("1e-06", "1e-6") for f in dataclasses.fields(kind)]
+        assert rows[name][1] == ", ".join(shown)
+
+
+def test_the_page_of_layers_has_all() -> None:
+    import gradloom as gl
+
+    pages = script(ROOT / "docs" / "layers.py")
+    page = ROOT / "docs" / "layers.md"
+    if UPDATE:
+        page.write_text(pages.page())
+    assert page.read_text() == pages.page(), "run python docs/layers.py > docs/layers.md"
+    named = " ".join(pages.SECTIONS.values()).split()
+    assert sorted([*named, "stacked"]) == sorted(gl.nn.__all__)
+
+
 def test_the_page_of_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
@@ -112,6 +146,14 @@ def test_the_page_of_precision_runs() -> None:
 
 
 @pytest.mark.slow
+def test_the_page_of_profiles_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "profiles.md").read_text(), re.S):
+        exec(compile(block, "docs/profiles.md", "exec"), names)
+    assert (tmp_path / "trace.json").exists()
+
+
 def test_the_page_of_tables_shows_what_the_command_says(tmp_path: Path) -> None:
     page, text = ROOT / "docs" / "tables.md", ""
     for name, fresh in script(ROOT / "docs" / "tables.py").page(tmp_path).items():
@@ -123,7 +165,7 @@ def test_the_page_of_tables_shows_what_the_command_says(tmp_path: Path) -> None:
             page.write_text(text)
         else:
             _same_but_for_rounding(block[1].strip("\n").splitlines(), fresh.splitlines())
-    assert text.count("$ gradloom fit") == 6
+    assert text.count("$ gradloom fit") == 7
     with open(tmp_path / "demand.csv", newline="") as table:
         latest = list(csv.DictReader(table))[-180:]
     errors = [float(row["yesterday"]) - float(row["demand"]) for row in latest]
@@ -132,7 +174,10 @@ def test_the_page_of_tables_shows_what_the_command_says(tmp_path: Path) -> None:
 
 def _same_but_for_rounding(lines: list[str], fresh: list[str]) -> None:
     """The same lines; the model's scores may differ a little, as the sums of another processor do."""
-    scores, number = r" +(training|test|warning: accuracy|warning: rmse) ", r"\d+(?:\.\d+)?(?:e[+-]\d+)?"
+    scores, number = (
+        r" +(training|test|warmest|rain|wind|warning: accuracy|warning: rmse) ",
+        r"\d+(?:\.\d+)?(?:e[+-]\d+)?",
+    )
     update = "run GRADLOOM_UPDATE_GOLDEN=1 pytest tests/test_docs.py"
     assert len(lines) == len(fresh), update
     for line, new in zip(lines, fresh, strict=True):
@@ -176,3 +221,11 @@ def test_a_script_of_bench_finds_the_folders_that_it_imports(path: Path) -> None
     text = path.read_text()
     if re.search(r"^ *from (examples|tests)\b", text, re.M):
         assert re.search(r"^ *sys\.path\.(insert|append)\(", text, re.M)
+
+
+def test_the_page_of_capsules_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "capsules.md").read_text(), re.S)
+    exec(block, names)
+    assert names["result"].steps == 2

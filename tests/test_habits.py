@@ -34,7 +34,7 @@ gl.fit(model, (X, y), optimizer=gl.optim.Adam, progress=False) -> SettingError: 
 gl.fit(model, (X, y), loss="sparse_categorical_crossentropy") -> SettingError: 'cross_entropy'
 gl.fit(model, (X, y), loss="categorical_crossentropy") -> SettingError: 'cross_entropy'
 gl.fit(model, (X, y), loss="mean_squared_error") -> SettingError: 'mse'
-gl.fit(model, (X, y), loss="mae") -> SettingError: gl.ops.mean
+gl.fit(model, (X, y), loss="mae") -> SettingError: use 'l1'
 gl.fit(model, (X, y), validation_split=0.2) -> SettingError: val_split=
 gl.fit(model, (X, y), validation_data=(X, y)) -> SettingError: val=
 gl.fit(model, (X, y), verbose=0) -> SettingError: progress=
@@ -93,7 +93,7 @@ gl.sklearn.Classifier(max_iter=200) -> TypeError: epochs=
 gl.sklearn.Classifier(learning_rate_init=1e-3) -> TypeError: lr=
 gl.sklearn.Classifier(early_stopping=True) -> TypeError: patience=
 gl.sklearn.Classifier(solver="adam") -> TypeError: optimizer=
-gl.fit(model, (X, y), metrics=["accuracy"]) -> SettingError: {'mae': function}
+gl.fit(model, (X, y), metrics=["accuracy"]) -> SettingError: leave it out
 gl.fit(model, (X, y), class_weight="auto") -> SettingError: 'balanced'
 gl.save(model, "m.h5") -> FileError: .safetensors
 gl.fit(model, (X, names)) -> DTypeError: return_inverse=True
@@ -104,29 +104,46 @@ gl.fit(model, (X, names.astype(object))) -> DTypeError: return_inverse=True
 IMAGES = """
 gl.nn.Conv2d(1, 8, kernel_size=3) -> TypeError: kernel=
 gl.nn.Conv2d(in_channels=1, out_channels=8, kernel_size=3, padding=1) -> TypeError: channels_in=
-gl.nn.Conv2d(1, 8, 3, groups=2) -> TypeError: gl.nn.Conv2d
+gl.nn.Conv1D(8, 3) -> AttributeError: gl.nn.Conv1d
+gl.nn.Conv2DTranspose(8, 3) -> AttributeError: gl.nn.ConvTranspose2d
+gl.nn.DepthwiseConv2D(3) -> AttributeError: groups=
 gl.nn.Conv2d(1, 8, 3, padding_mode="reflect") -> TypeError: gl.ops.pad
 gl.nn.Conv2D(8, 3) -> AttributeError: gl.nn.Conv2d
 gl.nn.BatchNorm2d(8) -> AttributeError: gl.nn.BatchNorm
 gl.nn.BatchNorm(num_features=8) -> TypeError: channels=
 gl.nn.MaxPool2D(2) -> AttributeError: gl.nn.MaxPool2d
 gl.nn.MaxPool2d(kernel_size=2) -> TypeError: kernel=
-gl.nn.LeakyReLU(0.1) -> AttributeError: gl.nn.Linear
+gl.nn.LeakyReLU(negative_slope=0.1) -> TypeError: slope=
+gl.nn.Softplus(1, threshold=20) -> TypeError: leave it out
+gl.nn.PReLU(num_parameters=3) -> TypeError: count=
+gl.nn.LeakyRelu(0.1) -> AttributeError: gl.nn.LeakyReLU
 gl.nn.ReLU(inplace=True) -> TypeError: leave it out
 gl.nn.Dropout(p=.5) -> TypeError: rate=
-gl.nn.Dropout2d(.5) -> AttributeError: gl.nn.Dropout
-gl.nn.AdaptiveAvgPool2d(1) -> AttributeError: gl.ops.mean
-gl.nn.Identity() -> AttributeError: not supported
-gl.nn.ModuleList([]) -> AttributeError: a
+gl.nn.SpatialDropout2D(.5) -> AttributeError: gl.nn.Dropout2d
+gl.nn.GlobalAveragePooling2D() -> AttributeError: gl.nn.AdaptiveAvgPool2d(1)
+gl.nn.InstanceNorm2d(8) -> AttributeError: gl.nn.InstanceNorm
+gl.nn.UpSampling2D(2) -> AttributeError: gl.nn.Upsample
+gl.nn.Add() -> AttributeError: gl.nn.Residual
+gl.nn.AdaptiveAvgPool2D(1) -> AttributeError: gl.nn.AdaptiveAvgPool2d
+gl.nn.Lambda(f) -> AttributeError: gl.nn.Module
 gl.nn.CrossEntropyLoss() -> AttributeError: gl.fit
 gl.nn.functional.relu(x) -> AttributeError: gl.ops
 gl.nn.Linear(in_features=3, out_features=4) -> TypeError: n_in=
 gl.nn.Embedding(num_embeddings=10, embedding_dim=4) -> TypeError: count=
 gl.nn.LayerNorm(normalized_shape=4) -> TypeError: features=
-gl.nn.Softmax(dim=1) -> TypeError: gl.ops.softmax
+gl.nn.Softmax(dim=1) -> TypeError: axis=
 gl.nn.Flatten(start_dim=1) -> TypeError: leave it out
-gl.nn.LSTM(3, 4) -> AttributeError: gl.nn.MultiheadAttention
-gl.nn.GroupNorm(2, 4) -> AttributeError: gl.ops.group_norm
+gl.nn.LSTMCell(3, 4) -> AttributeError: gl.nn.LSTM
+gl.nn.LSTM(units=3) -> TypeError: hidden_size=
+gl.nn.GRU(3, 4, proj_size=2) -> TypeError: not supported
+gl.nn.SimpleRNN(3) -> AttributeError: gl.nn.RNN
+gl.nn.Bidirectional(x) -> AttributeError: bidirectional=True
+gl.nn.TransformerEncoder(8) -> AttributeError: gl.nn.TransformerEncoderLayer
+gl.nn.TransformerEncoderLayer(d_model=8, nhead=2) -> TypeError: features=
+gl.nn.TransformerEncoderLayer(8, 2, dim_feedforward=16) -> TypeError: hidden=
+gl.nn.TransformerEncoderLayer(8, 2, batch_first=True) -> TypeError: leave it out
+gl.nn.GroupNorm(num_groups=2, num_channels=4) -> TypeError: groups=
+gl.nn.InstanceNorm(4, track_running_stats=True) -> TypeError: gl.nn.BatchNorm
 gl.nn.init.xavier_uniform_(net[0].weight) -> AttributeError: model.init(seed),
 Net()(x) -> AttributeError: x.reshape(shape)
 x.view(-1, 64) -> AttributeError: x.reshape(shape)
@@ -272,7 +289,6 @@ gl.fit(net, (X, Y), gradient_clip_val=1.0) -> SettingError: max_norm=
 gl.fit(net, (X, Y), scheduler="cosine") -> SettingError: gl.optim.AdamW
 gl.fit(net, (X, Y), callbacks=[print], progress=False) -> SettingError: gl.train.Callback
 gl.fit(net, (X, Y), checkpoint_dir="x") -> SettingError: run=
-gl.fit(net, (X, Y), steps_per_epoch=3) -> SettingError: leave it out
 gl.fit(net, (X, Y), max_steps=3) -> SettingError: epochs=
 gl.fit(net, (X, Y), accumulate=3) -> SettingError: batch_size=
 gl.fit(net, (X, Y), dtype="bf16") -> SettingError: precision=
@@ -339,9 +355,10 @@ gl.ops.gelu_quick(x) -> AttributeError: gl.ops.gelu_tanh
 gl.ops.gelu_erf(x) -> AttributeError: gl.ops.gelu
 gl.ops.swiglu_split(x, x) -> AttributeError: gl.ops.swiglu
 gl.ops.conv_2d(x, x) -> AttributeError: gl.ops.conv2d
-gl.ops.conv_1d(x, x) -> AttributeError: gl.ops.conv2d
+gl.ops.conv_1d(x, x) -> AttributeError: gl.ops.conv1d
+gl.ops.conv_transpose_2d(x, x) -> AttributeError: gl.ops.conv_transpose2d
 gl.ops.pool_2d(x) -> AttributeError: gl.ops.max_pool2d
-gl.ops.upscale(x) -> AttributeError: gl.ops.repeat
+gl.ops.upscale(x) -> AttributeError: gl.ops.interpolate
 gl.ops.pad(x, 1, 1, 0, 0) -> TypeError: gl.ops.pad
 gl.ops.arange(0, 3) -> AttributeError: gl.tensor
 gl.ops.argsort(x) -> AttributeError: not supported
@@ -350,7 +367,6 @@ gl.ops.cross_entropy_loss(x, x) -> AttributeError: gl.fit
 gl.ops.cross_entropy_loss_back(x, x, x) -> AttributeError: gl.gradients
 gl.ops.opt_step_adamw(x, x, x, x, x) -> AttributeError: gl.optim.AdamW
 gl.ops.map_custom1(x, None) -> AttributeError: gl.ops
-gl.ops.hardswish(x) -> AttributeError: gl.ops.silu
 gl.ops.tri(x) -> AttributeError: gl.ops.where
 gl.new_tensor_2d("f32", 4, 8) -> AttributeError: gl.input
 gl.new_f32(1.0) -> AttributeError: gl.input

@@ -16,6 +16,8 @@ LINE = ["base", "graph", "ops", "transform", "plan", "run"]  # each sees those b
 SEES: dict[str, set[str]] = {part: set(LINE[:i]) for i, part in enumerate(LINE)}
 SEES |= {
     "nn": {"base", "graph", "ops"},
+    "losses": {"base", "graph", "ops"},
+    "metrics": {"base", "graph", "ops", "losses"},
     "optim": {"base", "graph", "ops"},
     "files": {"base"},
     "data": {"base"},
@@ -30,6 +32,7 @@ SEES["runs"] = {*LINE, "nn", "optim", "parallel", "step", "eager", "files", "dat
 SEES["train"] = set(SEES)
 SEES["tables"] = set(SEES)
 SEES["llm"] = set(SEES)
+SEES["reports"] = set(SEES)
 SEES["cli"] = set(SEES)
 SEES["sklearn"] = {"base", "tables"}
 

@@ -136,7 +136,7 @@ def materials(files: dict[str, bytes], about: str) -> Iterator[str]:
 def sources(files: dict[str, bytes]) -> Iterator[str]:
     """All files of the package in this tree, and no others."""
     folder = ROOT / "src"
-    kept = (".py", ".pyi", ".typed", ".wgsl")
+    kept = (".py", ".pyi", ".typed", ".wgsl", ".js", ".css")
     tree = {one.relative_to(folder).as_posix() for one in (folder / "gradloom").rglob("*") if one.suffix in kept}
     there = {file for file in files if file.startswith("gradloom/") and not file.endswith((".so", ".pyd"))}
     if differ := (tree ^ there) - {"gradloom/_version.py"}:

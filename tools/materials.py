@@ -1,4 +1,5 @@
-"""Bill of materials of a wheel: the libraries that are compiled into its modules, their versions and licence texts."""
+"""Bill of materials of a wheel: the libraries that are compiled into its modules or copied into its pages, their
+versions and licence texts."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class Component(NamedTuple):
-    """A library that is linked statically."""
+    """A library that is linked statically or copied."""
 
     name: str
     version: str
@@ -49,6 +50,7 @@ def components(target: str, nanobind: tuple[str, Path], zig: tuple[str, Path]) -
             {"LICENSE": (zig[1] / "LICENSE").read_bytes()},
         ),
     ]  # fmt: skip
+    found.append(Component("uPlot", plot := version_of_plot(), "MIT", f"pkg:npm/uplot@{plot}", {}))
     if unwind:
         found.append(of_llvm("libunwind", "libunwind", runtime))
     if "windows" in target:
@@ -66,6 +68,14 @@ def number(header: Path, name: str) -> int:
     return int(found[1])
 
 
+def version_of_plot() -> str:
+    """The version in the first line of the script that pages of curves contain."""
+    script = Path(__file__).parent.parent / "src/gradloom/reports/assets/uplot.min.js"
+    found = re.match(r".*uPlot \(v([0-9.]+)\)", script.read_text())
+    assert found, f"{script} has no version in its first line"
+    return found[1]
+
+
 def bill_of_materials(version: str, platform: str, parts: list[Component]) -> str:
     """The form CycloneDX 1.6, in JSON (PEP 770)."""
 
@@ -75,7 +85,7 @@ def bill_of_materials(version: str, platform: str, parts: list[Component]) -> st
             "licenses": [{"expression": one.license}], "purl": one.purl,
         }  # fmt: skip
 
-    direct = ("nanobind", "libc++", "compiler_rt", *(one.name for one in parts if one.name == "mingw-w64"))
+    direct = ("nanobind", "libc++", "compiler_rt", "uPlot", *(one.name for one in parts if one.name == "mingw-w64"))
     own = Component("gradloom", version, "MIT", f"pkg:pypi/gradloom@{version}", {}, direct)
     document = {
         "bomFormat": "CycloneDX",

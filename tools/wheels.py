@@ -34,7 +34,7 @@ from wheel.wheelfile import WheelFile
 ROOT = Path(__file__).resolve().parent.parent
 NANOBIND = Path(nanobind.__file__).parent
 PYTHONS = {"cp310": "python3.10", "cp311": "python3.11", "cp312": "python3.12"}
-SOURCES = (".py", ".pyi", ".typed", ".wgsl")  # of the package
+SOURCES = (".py", ".pyi", ".typed", ".wgsl", ".js", ".css")  # of the package
 STABLE = "cp312"  # from this version on, one wheel: the stable interface
 
 

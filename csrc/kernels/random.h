@@ -5,7 +5,7 @@
 //                                     key = (seed low, seed high))
 //   block   = philox(counter = (row low, row high, e / 4 low, e / 4 high), key), row = the `row` input + r
 //   word    = block[e % 4];  element e is kept when word < threshold = floor((1 - rate) * 2^32)
-// r counts along the first axis of x, e along the others flattened. src/gradloom/ops/philox.py is the same in NumPy.
+// r counts along the first axis of x, e along the others flattened. src/gradloom/base/philox.py is the same in NumPy.
 #pragma once
 #include "rows.h"
 #include "walk.h"

@@ -6,11 +6,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .base.habits import missing_name
-from .base.hooks import device_backends, eager_recorder, need_device
+from .base.hooks import (
+    device_backends,
+    eager_recorder,
+    need_device,
+    plan_of_run,
+    predicted_by_run,
+    print_value,
+    profile_of_run,
+    profiler,
+    run_page,
+    save_plan,
+    save_profiles,
+    show_plan,
+    shower,
+    watcher,
+    write_file,
+)
 from .base.locks import building
 
 if TYPE_CHECKING:
-    from . import data, llm, nn, ops, optim, parallel, sklearn, train
+    from . import data, llm, losses, metrics, nn, ops, optim, parallel, sklearn, train
     from .base.errors import (
         BackendError,
         DataError,
@@ -33,8 +49,10 @@ if TYPE_CHECKING:
     from .graph.leaves import Parameter, constant, input, named, parameter, setting
     from .graph.scope import device, scope
     from .graph.value import Node, Value
+    from .reports.run_report import report
     from .run.compare import check_gradients, compare
     from .run.compile import compile
+    from .runs.capsules import capsule, replay
     from .tables.saving import load, save
     from .train.dp_train import DPResult, dp_train
     from .train.epoch import epoch
@@ -74,6 +92,7 @@ __all__ = [
     "TrainError",
     "Trainer",
     "Value",
+    "capsule",
     "check_gradients",
     "compare",
     "compile",
@@ -90,6 +109,8 @@ __all__ = [
     "input",
     "llm",
     "load",
+    "losses",
+    "metrics",
     "named",
     "nn",
     "no_grad",
@@ -98,6 +119,8 @@ __all__ = [
     "parallel",
     "parameter",
     "predict",
+    "replay",
+    "report",
     "save",
     "scope",
     "seed",
@@ -119,23 +142,37 @@ _HOMES = {
     ".graph.leaves": "Parameter constant input named parameter setting",
     ".graph.scope": "device scope",
     ".graph.value": "Node Value",
+    ".reports.run_report": "report",
     ".run.compare": "check_gradients compare",
     ".run.compile": "compile",
     ".train.dp_train": "DPResult dp_train",
     ".train.epoch": "epoch",
     ".train.fit": "evaluate fit predict",
     ".train.result": "EpochResult Result",
+    ".runs.capsules": "capsule replay",
     ".tables.saving": "load save",
     ".train.session": "Graph set_loss",
     ".train.trainer": "Trainer",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
-_MODULES = ("data", "llm", "nn", "ops", "optim", "parallel", "sklearn", "train")
+_MODULES = ("data", "llm", "losses", "metrics", "nn", "ops", "optim", "parallel", "sklearn", "train")
 
 
 need_device.connect(lambda: import_module(".run.backend", __name__).need_there)
 eager_recorder.connect(lambda: import_module(".eager.trace", __name__).current)
-device_backends["gpu"] = lambda: import_module(".gpu.backend", __name__)
+run_page.connect(lambda: import_module(".reports.run_report", __name__).run_page)
+plan_of_run.connect(lambda: import_module(".cli.plan", __name__).plan_of_run)
+predicted_by_run.connect(lambda: import_module(".cli.validated", __name__).predicted_by_run)
+profile_of_run.connect(lambda: import_module(".cli.profile", __name__).profile_of_run)
+save_profiles.connect(lambda: import_module(".reports.time_section", __name__).save_profiles)
+save_plan.connect(lambda: import_module(".reports.plan_page", __name__).save_plan)
+show_plan.connect(lambda: import_module(".reports.plan_page", __name__).show_plan)
+print_value.connect(lambda: import_module(".run.show", __name__).print_value)
+profiler.connect(lambda: import_module(".run.profile", __name__).profile)
+shower.connect(lambda: import_module(".run.watch", __name__).print_shown)
+watcher.connect(lambda: import_module(".run.watch", __name__).watch)
+write_file.connect(lambda: import_module(".files.atomic", __name__).write_whole)
+device_backends["gpu"] = lambda: import_module(".gpu.walk", __name__)  # and with it the backend
 
 
 def __getattr__(name: str) -> Any:

@@ -139,7 +139,7 @@ def test_the_lock_file_has_every_package_for_development() -> None:
 
 def test_tables_and_networks_import_no_package_of_an_extra(tmp_path: Path) -> None:
     """Not even where it is installed."""
-    names = {*EXTRAS["llm"], "wgpu", "pyarrow", "sklearn", "matplotlib", "tensorboardX", "mpi4py"}
+    names = {*EXTRAS["llm"], "wgpu", "pyarrow", "sklearn", "matplotlib", "tensorboardX", "mpi4py", "PIL"}
     code = (
         "import sys, gradloom as gl\nfrom gradloom.cli.main import main\n"
         f"assert main(['fit', {DIGITS!r}, '--epochs', '1', '--out', 'run']) == 0\n"

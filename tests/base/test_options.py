@@ -243,9 +243,11 @@ def test_a_state_that_is_compared_in_place_of_an_option_is_in_the_identity(
     found: dict[str, set[str]] = {}
     run = gl.llm.Run(write(tmp_path), rows_of(4), val_split=0.5)
     found["gl.llm.finetune"] = {*run.loop.identity().settings, "placement"}  # of the environment, on several devices
-    monkeypatch.setattr(gl.train.Loop, "run", lambda loop, _: found.update({"gl.fit": {*loop.identity().settings}}))
+    found["gl.fit"] = set()
+    monkeypatch.setattr(gl.train.Loop, "run", lambda loop, _: found["gl.fit"].update(loop.identity().settings))
     model = gl.nn.Ensemble(gl.nn.MemberLinear(2, 3, 2))
     gl.fit(model, (X, Y), loss="cross_entropy", folds=2, progress=False)
+    gl.fit(gl.nn.Linear(3, 3), [(X, Y)] * 3, loss="cross_entropy", steps_per_epoch=2, progress=False)
     for function, records in script("docs/options.py").functions().items():
         names = {one.compared_as for one in options_of(*records).values()} - {""}
         assert names <= found.get(function.replace("plan", "finetune"), set()), function

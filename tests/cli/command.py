@@ -6,6 +6,16 @@ from typing import Any
 
 from gradloom.cli.main import main
 
+FILES = [  # of a fit
+    "checkpoints",
+    "metrics.jsonl",
+    "model.safetensors",
+    "plans.json.gz",
+    "result.json",
+    "run.json",
+    "settings.toml",
+]
+
 
 def run(capsys: Any, *arguments: object) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of gradloom with these arguments."""

@@ -82,7 +82,7 @@ def test_version_and_module():
             ["fit", "x.csv", "--optimizer", "lino"],
             "gradloom: --optimizer lino: must be adamw or adam or sgd or",
         ),
-        (["fit", "x.csv", "--loss", "hinge"], "gradloom: --loss hinge: must be cross_entropy or mse"),
+        (["fit", "x.csv", "--loss", "hinge"], "gradloom: --loss hinge: must be cross_entropy or mse or l1 or huber"),
         (
             ["fit", "x.csv", "--task", "guess"],
             "gradloom: --task guess: must be classification or regression",
@@ -124,6 +124,11 @@ def rows(text, count):
             "a,y\n" + rows("{i},{i}.5\n", 30),
             ["--loss", "cross_entropy"],
             "--loss cross_entropy requires --task classification; use mse for a regression",
+        ),
+        (
+            "a,y\n" + rows("{i},{c}\n", 30),
+            ["--loss", "l1"],
+            "--loss l1 requires --task regression; use cross_entropy or mse for classes",
         ),
     ],
 )

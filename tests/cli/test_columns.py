@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from gradloom.cli.settings_file import parse_toml
+from gradloom.files.toml_file import parse_toml
 from tests.cli.command import run
 from tests.cli.test_fit import one_thread  # noqa: F401
 

@@ -16,7 +16,8 @@ from gradloom.cli.config import asked
 from gradloom.cli.finetune_settings import FinetuneSettings
 from gradloom.cli.fit_settings import FitSettings
 from gradloom.cli.setting import checked, settings_of
-from gradloom.cli.settings_file import parse_toml, read, save
+from gradloom.cli.settings_file import read, save
+from gradloom.files.toml_file import parse_toml
 from tests.cli.command import run
 from tests.cli.test_fit import flowers, one_thread  # noqa: F401
 from tests.cli.test_outputs import language  # noqa: F401
@@ -256,6 +257,7 @@ def test_what_is_saved_is_read_again(tmp_path):
         "ema": 0.0,
         "on_nonfinite": "stop",
         "optimizer": "adamw",
+        "watch_what": "norm",
         "seed": 0,
     }
 

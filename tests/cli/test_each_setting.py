@@ -100,18 +100,24 @@ ODD: dict[str, list[Any]] = {
     "exchange": ["fast"],
     "out": ["t.csv/out"],
     "log": ["csv", ["nothing"], 3],
+    "watch": ["0", [3], [""]],
+    "watch_every": [3, "", "10s", "1epoch", "0steps", "5steps"],
+    "watch_what": ["histogram", "x", 3],
     "class_weight": [{"a": 1}],
     "ensemble": [0, 1.5, "three", True, 10_001],
+    "image_size": [0, 1.5, "three", True, 4097, 32],  # the last one: of data that are no folder of images
+    "augment": [["spin"], [3], 3, ["flip"]],
 }
 OF_ONE_COMMAND = {"fit": {"eval_rows": [3], "eval_every": ["1steps"]}, "finetune": {"val": ["nowhere.txt"]}}
 NOT_AS_OPTION = {  # what an option cannot say, or says rightly
     "drop": ["nothing", [3], [""]], "categorical": ["nothing", [3]], "numeric": ["nothing", [3]], "time": [3],
     "weight_column": [3], "target": [3], "missing": [3, [3], [""]], "encoding": [3],
-    "monitor": [3], "gpu_layers": [HUGE],
+    "monitor": [3], "gpu_layers": [HUGE], "augment": [3],
     "text_key": [3], "prompt_key": [3], "completion_key": [3], "messages_key": [3],
     "chosen_key": [3], "rejected_key": [3], "label_key": [3],
     "anchor_key": [3], "positive_key": [3], "negative_key": [3], "widths": ["8", 3],
     "sample_prompt": ["once", [3], []], "freeze": ["*.bias", [3]], "targets": ["attn_q", [3]], "log": ["csv", 3],
+    "watch": ["0", [3]], "watch_every": [3],
     "out": ["t.csv/out"], "hidden": ["64", 3], "val": [{"a": 3}, {"": "t.csv"}, {"a.b": "t.csv"}, {"a": ""}],
 }  # fmt: skip
 SETTINGS = [("fit", FitSettings, name) for name in settings_of(FitSettings)]

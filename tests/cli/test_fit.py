@@ -13,7 +13,7 @@ import pytest
 from gradloom.cli.model import load_model
 from gradloom.files import load_arrays
 from tests import processes
-from tests.cli.command import run
+from tests.cli.command import FILES, run
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "data" / "digits.npz"
@@ -248,8 +248,7 @@ def test_ctrl_c_saves_the_weights_so_far(tmp_path, options):
     path = tmp_path / "out" / "model.safetensors"
     assert err.splitlines()[-2] == f"interrupted; the weights so far are in {path}"
     assert err.splitlines()[-1].endswith(f"; resume with: gradloom fit --out {tmp_path / 'out'} --resume")
-    files = ["checkpoints", "metrics.jsonl", "model.safetensors", "result.json", "run.json", "settings.toml"]
-    assert "Traceback" not in err and sorted(os.listdir(tmp_path / "out")) == files
+    assert "Traceback" not in err and sorted(os.listdir(tmp_path / "out")) == FILES
     read = load_model(path)
     assert read.classes == list("0123456789") and read.net.parameter_count() == 37510
 

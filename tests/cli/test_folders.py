@@ -17,9 +17,9 @@ import pytest
 
 from gradloom.base.errors import FileError
 from gradloom.cli.main import main
-from gradloom.cli.saved_settings import digest
 from gradloom.files import claim, load_arrays, open_gguf
 from gradloom.llm import LoRA, load
+from gradloom.llm.input_digest import digest
 from tests.llm.other_program import use
 from tests.llm.random_folders import HEADS, KV_HEADS, write_folder
 

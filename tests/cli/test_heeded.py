@@ -184,14 +184,15 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
 }  # fmt: skip
 # Options that change neither numbers nor bytes, and what tests them: the same bits for any number of threads or rows at
 # a time; a stop text (test_generate.py); a precision, by its logits (tests/llm/test_precision.py); a settings file
-# (test_config.py); a device (tests/gpu/test_finetune.py); --json is in every line
+# (test_config.py); a device (tests/gpu/test_finetune.py); --json is in every line; --encoding (test_language.py)
 GPU = {"--device", "--gpu-layers", "--gpu-memory"}  # tests/gpu/test_gpu_layers.py
 ELSEWHERE = {
     "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", "--memory", *GPU},
     "compare": {"--threads", "--skip-bad-lines"},
-    "verify": {"--device", "--special"},  # tests/gpu/test_verify.py
-    # tests/llm/test_plan.py, tests/gpu/test_held.py, tests/llm/test_memory.py
-    "plan": {"--config", "--skip-bad-lines", "--special", "--memory", *GPU},
+    "embed": {"--threads"},
+    "verify": {"--device", "--special", "--capsule"},  # tests/gpu/test_verify.py
+    # tests/llm/test_plan.py, tests/gpu/test_held.py, tests/llm/test_memory.py, tests/reports/test_command.py
+    "plan": {"--config", "--skip-bad-lines", "--special", "--memory", "--html", "--watch", "--watch-what", *GPU},
     "generate": {"--threads", "--stop", "--precision", "--memory", *GPU},
     "finetune": {
         *GPU,
@@ -209,6 +210,9 @@ ELSEWHERE = {
         "--patience",
         "--keep-best",
         "--log",  # test_resume_finetune.py
+        "--watch",
+        "--watch-every",
+        "--watch-what",  # tests/cli/test_watch.py
     },
 }
 
@@ -315,4 +319,6 @@ def test_no_option_is_left_out() -> None:
         names = {row.split("`")[1] for row in section.splitlines() if row.startswith("| `--")}
         lines = [line for line in TABLE if line.split()[0] == command]
         tried = {word for line in lines for group in (line, *TABLE[line][0], *TABLE[line][1]) for word in group.split()}
-        assert names - tried - {"--json", "--quiet", "--reference"} - ELSEWHERE.get(command, set()) == set(), command
+        assert (
+            names - tried - {"--json", "--quiet", "--reference", "--encoding"} - ELSEWHERE.get(command, set()) == set()
+        ), command

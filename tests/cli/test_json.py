@@ -43,6 +43,7 @@ def test_every_document_is_as_it_is_declared(
     model = write(tmp_path, "llama", chat=True, context=256)
     use(monkeypatch)
     gl.save(gl.nn.Sequential(gl.nn.Linear(2, 1)), tmp_path / "net.safetensors")
+    gl.capsule(gl.compile(gl.ops.exp(gl.input("x", (3,)))), tmp_path / "x.capsule", {"x": [1.0, 2.0, 3.0]})
     found = [
         printed(capsys, "fit", table, "--out", fitted, "--epochs", 2, "--val", f"other={table}"),
         printed(capsys, "fit", numbers, "--out", tmp_path / "n", "--epochs", 2, "--ensemble", 1, "--val-split", 0.2),
@@ -57,14 +58,20 @@ def test_every_document_is_as_it_is_declared(
         printed(capsys, "compare", model, "--lora", tuned, "--layers"),
         printed(capsys, "plan", model, text, "--context", 32),
         printed(capsys, "verify", model, text, "--context", 8, "--no-reference"),
+        printed(capsys, "profile", model, "--context", 8, "--steps", 1, "--trace", tmp_path / "trace.json"),
+        printed(capsys, "profile", fitted, "--steps", 1),
         printed(capsys, "merge", model, tuned, "--out", tmp_path / "merged.gguf"),
         printed(capsys, "embed", model, text),
         printed(capsys, "info", tuned),
         printed(capsys, "info", model),
         printed(capsys, "info", fitted),
         printed(capsys, "info", tmp_path / "net.safetensors"),
+        printed(capsys, "replay", tmp_path / "x.capsule"),
+        printed(capsys, "rebuild", fitted, "--step", 2),
+        printed(capsys, "capsule", fitted, "--step", 2, "--out", tmp_path / "y.capsule"),
         printed(capsys, "doctor", "--quick"),
         printed(capsys, "runs", tmp_path),
+        printed(capsys, "report", fitted, "-o", tmp_path / "report.html"),
         json.loads((fitted / "result.json").read_text()),
     ]
     assert next(iter(found[0])) == "schema" and found[0] == found[-1]
@@ -83,7 +90,12 @@ def test_a_document_rejects_what_is_not_declared() -> None:
         with pytest.raises(AssertionError, match=r"gradloom\.merge/1: "):
             check_values(MERGE, bad)
     verified = {"model": "m", "data": "d", "agrees": True, "tokens": 1, "steps": 1, "peak_bytes": 1}
-    verified |= {"unshared_bytes": 1, "loss": 1.0, "checks": [{"name": "n", "holds": True, "found": "f"}]}
+    verified |= {
+        "unshared_bytes": 1,
+        "loss": 1.0,
+        "checks": [{"name": "n", "holds": True, "found": "f"}],
+        "capsule": None,
+    }
     with pytest.raises(AssertionError, match="node"):
         check_values(VERIFY, verified)
 

@@ -1,6 +1,6 @@
 """The commands for language models: finetune, evaluate, generate, verify; what they print, save and refuse."""
 
-import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -192,6 +192,29 @@ def test_bad_data(capsys, tmp_path, path, rows, options, message):
     refused(capsys, message, "finetune", path, lines(tmp_path / "d.jsonl", *rows), "--context", 32, *options)
 
 
+def test_files_of_other_encodings(capsys, tmp_path, path):
+    """Each command reads the same text as from UTF-8; the report names another file."""
+    words = TEXT.replace("park", "parc d'\xe9t\xe9 \u20ac")
+    for name in ("utf-8", "cp1252"):
+        (tmp_path / f"{name}.csv").write_text(f"text,label\n{words},a\nonce upon,b\n", encoding=name)
+    for command, more in {
+        "evaluate": ["--context", 64], "compare": ["--context", 64], "plan": ["--context", 64],
+        "finetune": ["--context", 64, "--val-split", 0, "--out", tmp_path / "a.gguf", "--overwrite"],
+        "verify": ["--no-reference"], "embed": ["--pooling", "mean"],
+    }.items():  # fmt: skip
+        if command == "compare" and importlib.util.find_spec("llama_cpp") is None:
+            continue
+        refused(capsys, "--encoding can name another", command, path, tmp_path / "cp1252.csv", *more)
+        shown = []
+        for name in ("utf-8", "cp1252"):
+            code, out, err = run(capsys, command, path, tmp_path / f"{name}.csv", *more, "--encoding", name, "--json")
+            assert code == 0, err
+            shown.append(json.loads(out.splitlines()[-1]))
+        assert shown[0].keys() == shown[1].keys()
+        for key in ("test_loss", "train_loss", "loss", "tokens", "inputs_bytes", "embeddings"):
+            assert shown[0].get(key) == shown[1].get(key), (command, key)
+
+
 def test_bad_texts(capsys, tmp_path, path, text):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "short.txt").write_text("once upon a time")
@@ -373,7 +396,8 @@ def test_verify_where_something_differs(capsys, path, text, monkeypatch):
     monkeypatch.setattr(spec, "call", moved)
     code, out, _ = run(capsys, "verify", path, text, "--context", 16)
     assert code == 1 and "DIFFERS: the first node that differs: rms_norm" in out
-    assert out.splitlines()[-1].startswith("it is not right: look at rms_norm")
+    verdict, hint = out.splitlines()[-2:]
+    assert verdict.startswith("FAILED at rms_norm") and hint.startswith("--capsule FILE saves the step")
 
 
 # -- when something goes wrong outside ---------------------------------------------------------------------------------

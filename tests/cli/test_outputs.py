@@ -23,7 +23,7 @@ from gradloom.cli.model import load_model
 from gradloom.files import load_arrays, read_together
 from gradloom.tables.perceptron import perceptron
 from tests import processes
-from tests.cli.command import run
+from tests.cli.command import FILES, run
 from tests.llm.random_models import write
 from tests.parallel.mpi import finish, needs_mpi
 from tests.parallel.mpi import start as start_ranks
@@ -31,7 +31,6 @@ from tests.parallel.mpi import start as start_ranks
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "examples" / "data" / "digits.npz")
 ENV = processes.environment(GRADLOOM_THREADS="1")
-FILES = ["checkpoints", "metrics.jsonl", "model.safetensors", "result.json", "run.json", "settings.toml"]  # of a fit
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gradloom.cli.settings_file import parse_toml
+from gradloom.files.toml_file import parse_toml
 from gradloom.run.machine import bf16_units
 from tests.cli.command import run
 from tests.cli.test_fit import flowers, one_thread  # noqa: F401

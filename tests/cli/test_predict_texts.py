@@ -125,7 +125,7 @@ def test_empty_texts(capsys: Any, folder: Path, tmp_path: Path) -> None:
     assert code == 0 and len(out.splitlines()) == 3 and "t.txt:2: is empty; such lines have no result" in err
     (tmp_path / "t.csv").write_text("text,id\nfine day,1\n,2\n")
     code, _, err = run(capsys, "predict", folder / "m.gguf", tmp_path / "t.csv", "--lora", folder / "classify.gguf")
-    assert code == 2 and "1 of 2 texts are empty, the first one is text 2" in err
+    assert code == 2 and f"1 of 2 texts are empty, the first one is {tmp_path / 't.csv'}:3" in err
 
 
 def test_a_merged_head_is_used_by_predict(capsys: Any, folder: Path, tmp_path: Path) -> None:
@@ -182,3 +182,40 @@ def test_options_of_reading(capsys: Any, folder: Path, tmp_path: Path) -> None:
     for words in (["--context", 0], ["--context", 10**6], ["--threads", 0]):
         code, _, err = run(capsys, *given, tmp_path / "one.jinja", *words)
         assert code == 2 and words[0] in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "text"),
+    [
+        ("text\na\n\n", [], None),
+        ("text,n\na,1\n,2\nb,3\n", [], "predict: 1 of 3 texts are empty, the first one is {file}:3; need at least one"),
+        ("text\na\nb\n", ["--text-key", "nope"], "{file}:2: the keys are text; need nope, "),
+        ("text\na\n", ["--encoding", ""], "--encoding: must be a character encoding"),
+        ("text\na\n", ["--encoding", "utf-16"], "{file}: byte 0 is not utf-16 ("),
+    ],
+)
+def test_rows_are_named_by_their_lines(
+    capsys: Any, folder: Path, tmp_path: Path, lines: str, words: list[str], text: str | None
+) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text(lines)
+    code, _, err = run(capsys, "predict", folder / "m.gguf", file, "--lora", folder / "classify.gguf", *words)
+    assert code == (0 if text is None else 2), err
+    assert text is None or (text.format(file=file) in err and err.count("\n") == 1), err
+    file.with_suffix(".jsonl").write_text('\n{"text": "a"}\n{"text": 3}\n')
+    for command, head in (("predict", "reward"), ("predict", "classify"), ("embed", "")):
+        adapter = ["--lora", folder / f"{head}.gguf"] if head else []
+        code, _, err = run(capsys, command, folder / "m.gguf", file.with_suffix(".jsonl"), *adapter)
+        assert code == 2 and "t.jsonl:3: text is a number; need a text; mend the line\n" in err, err
+
+
+def test_kept_values_are_written_as_labels_are(capsys: Any, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    row = {"text": "a", "tags": ["x", "y"], "ok": True, "more": {"n": 1}, "n": 2, "none": None}
+    file.write_text(json.dumps(row) + "\n")
+    words = ["predict", folder / "m.gguf", file, "--lora", folder / "classify.gguf", "--keep"]
+    code, out, err = run(capsys, *words, "tags,ok,more,n,none")
+    assert code == 0 and out.splitlines()[1].startswith('x;y,true,"{""n"": 1}",2,,'), err
+    file.write_text(json.dumps({"text": "a", "p(good)": 1}) + "\n")
+    code, out, err = run(capsys, *words, "p(good)")
+    assert (code, out) == (2, "") and "--keep" in err and "is the name of a column of predictions" in err

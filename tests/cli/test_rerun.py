@@ -13,9 +13,9 @@ import sys
 
 import pytest
 
-from gradloom.cli import saved_settings
-from gradloom.cli.saved_settings import digest
-from gradloom.cli.settings_file import parse_toml
+from gradloom.files.toml_file import parse_toml
+from gradloom.llm import input_digest
+from gradloom.llm.input_digest import digest
 from gradloom.runs.folder import read_run
 from tests import processes
 from tests.cli.command import run
@@ -263,7 +263,7 @@ def test_no_run_is_without_the_digests_of_its_data(capsys, tmp_path, monkeypatch
     def broken(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(saved_settings, "digest", broken)
+    monkeypatch.setattr(input_digest, "digest", broken)
     before = sorted(os.listdir(tmp_path))
     code, out, err = run(capsys, "fit", data, "--epochs", 1, "--out", tmp_path / "a")
     assert (code, out, err) == (2, "", f"gradloom: {data}: cannot be read: input/output error\n")

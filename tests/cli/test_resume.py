@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradloom.cli.settings_file import parse_toml
 from gradloom.data.encoding.targets import hold_out
 from gradloom.files import load_arrays
 from gradloom.files.checkpoint_files import Encoded, manifests, plain, read_checkpoint, write_checkpoint
+from gradloom.files.toml_file import parse_toml
 from gradloom.runs.folder import read_run
 from tests import processes
 from tests.cli.command import run

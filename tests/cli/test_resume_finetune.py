@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gradloom.cli.settings_file import parse_toml
+from gradloom.files.toml_file import parse_toml
 from gradloom.runs.folder import read_run
 from tests import processes
 from tests.cli.command import run

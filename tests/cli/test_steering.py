@@ -10,9 +10,9 @@ import pytest
 
 import gradloom as gl
 from gradloom.cli.model import load_model
-from gradloom.cli.settings_file import parse_toml
 from gradloom.data import read_table
 from gradloom.files import load_arrays
+from gradloom.files.toml_file import parse_toml
 from gradloom.optim.names import optimizer_names
 from gradloom.tables.perceptron import OPTIMIZERS
 from gradloom.tables.perceptron import network as network_of

@@ -62,6 +62,18 @@ def test_a_model_that_is_not_better_than_always_no(capsys, tmp_path):
     assert not any("imbalanced" in text for text in again["warnings"])
 
 
+@pytest.mark.parametrize("loss", ["l1", "huber"])
+def test_a_regression_by_another_loss(capsys, tmp_path, loss):
+    """The reported loss is that of the standardised test rows; outliers of the target matter less than with mse."""
+    y = 10 * X[:, 0] + 3 * RNG.standard_normal(600)
+    found, _, path = fitted(capsys, tmp_path, y, "--loss", loss)
+    assert found["loss"] == loss and found["test_r2"] > 0.5
+    table, model = read_table(path), gl.load(tmp_path / "o")
+    error = np.abs(gl.predict(model.net, table.test.data).astype(np.float64).ravel() - table.test.labels.ravel())
+    each = error if loss == "l1" else np.where(error < 1, error**2 / 2, error - 0.5)
+    assert found["test_loss"] == pytest.approx(each.mean(), rel=1e-5)
+
+
 def test_a_regression(capsys, tmp_path):
     metrics = pytest.importorskip("sklearn.metrics")
     y = 10 * X[:, 0] + 3 * RNG.standard_normal(600)

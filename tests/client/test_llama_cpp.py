@@ -229,6 +229,41 @@ def test_logits_from_every_type_of_file(tmp_path: Path, kind: str) -> None:
     assert error < (0.01 if kind in ("f16", "bf16") else 0.06)
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_probabilities_of_classes_there_are_those_here(tmp_path: Path, method: str) -> None:
+    """Of a qwen3 model with a head: the classifier in its file."""
+    import llama_cpp
+
+    base, path = write_random(tmp_path / "base.gguf", "qwen3"), tmp_path / "made.gguf"
+    texts = [f"{word} {word} and {other}" for word in ("good", "bad", "fair") for other in ("day", "night", "a tale")]
+    rows = [{"text": text, "label": text.split()[0]} for text in texts]
+    trains = {"adapter": llm.LoRA(rank=4, seed=0)} if method == "lora" else {"method": "full", "train_dtype": "f32"}
+    run = llm.finetune(
+        str(base), rows, objective="classify", context=64, epochs=20, lr=1e-2, val_split=0.0, progress=False, **trains
+    )
+    if method == "full":
+        run.save(path)
+    else:
+        run.save(tmp_path / "adapter.gguf")
+        llm.merge(base, tmp_path / "adapter.gguf", path)
+    client = llama_cpp.Llama(str(path), embedding=True, n_ctx=64, n_batch=64, n_ubatch=64, verbose=False)
+    assert client.pooling_type() == llama_cpp.LLAMA_POOLING_TYPE_RANK
+    assert llama_cpp.llama_model_n_cls_out(client.model) == 3
+    here = llm.predict(path, texts)
+    there = []
+    for text in texts:
+        client.reset()
+        client._batch.reset()
+        client._batch.add_sequence(client.tokenize(text.encode()), 0, False)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(client.ctx), True)
+        client._ctx.decode(client._batch)
+        there.append(llama_cpp.llama_get_embeddings_seq(client.ctx, 0)[:3])
+    found = here.probabilities
+    assert found is not None
+    assert np.ptp(found, axis=0).max() > 0.3
+    np.testing.assert_allclose(np.array(there), found, atol=2e-3)
+
+
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("method", ["lora", "full"])
 @needs_data

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradloom.ops.philox import keep_mask, philox, row_words
+from gradloom.base.philox import keep_mask, philox, row_words
 from tests.core.harness import isas, run
 
 

@@ -143,10 +143,20 @@ def test_an_id_for_each_position():
     dataset.check_labels(12)
     with pytest.raises(DataError, match=r"labels: id 9 in row 2; need 0\.\.8 for 9 classes"):
         dataset.check_labels(9)
-    with pytest.raises(DataError, match="labels: id -3 in row 1; need ids of at least 0"):
-        Dataset(data, [[0, 0, 0, 0], [0, -100, -3, 0], [0, 0, 0, 0]])
-    with pytest.raises(DataError, match="labels: id 4294967296 in row 1; need ids below"):
+    with pytest.raises(DataError, match=r"labels: id -3 in row 1; need 0\.\.8 for 9 classes"):
+        Dataset(data, [[0, 0, 0, 0], [0, -100, -3, 0], [0, 0, 0, 0]]).check_labels(9)
+    with pytest.raises(DataError, match="labels: 4294967296 at position 5 is out of range; need whole numbers in"):
         Dataset(data, [[0, 0, 0, 0], [0, 1 << 32, 0, 0], [0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("kind", ["u1", "i1", "i2", "i4", "i8", "?"])
+def test_whole_number_labels_of_any_shape(kind):
+    labels = np.arange(24).reshape(2, 3, 4).astype(kind)
+    dataset = Dataset(np.zeros((2, 5)), labels)
+    assert dataset.has_ids and dataset.label_shape == (3, 4)
+    np.testing.assert_array_equal(dataset.batch(0, 2).labels, labels.astype(np.int32))
+    if kind in ("i1", "i4"):
+        assert Dataset(np.zeros((2, 1)), -labels).batch(1, 1).labels.min() == -23
 
 
 @pytest.mark.parametrize(
@@ -159,21 +169,16 @@ def test_an_id_for_each_position():
         (lambda: Dataset(np.array([[1, 2.0], [3, "x"]], object)), DTypeError, "data: dtype object, a str at [1, 1]"),
         (lambda: Dataset(np.array([[1, 2], [3]], object)), DTypeError, "data: dtype object, a list at [0]"),
         (lambda: Dataset(np.zeros((2, 1)), np.array([0, None], object)), DTypeError, "a NoneType at [1]"),
-        (lambda: Dataset({"a": [1, 2]}), ShapeError, "data: a dict; need an array"),
+        (lambda: Dataset({}), ShapeError, "data: an empty dict; need at least one array"),
         (lambda: Dataset(np.zeros((2, 1), "c8")), DTypeError, "data: dtype complex64; must be one of "),
         (lambda: Dataset(np.zeros((2, 1)), [1]), ShapeError, "labels: 1 rows; need 2, one for each row of the data"),
         (lambda: Dataset(np.zeros((2, 1)), ["a", "b"]), DTypeError, "labels: dtype <U1; need whole-number class ids"),
-        (lambda: Dataset(np.zeros((2, 1)), [0, -1]), DataError, "labels: id -1 in row 1; need ids of at least 0"),
-        (lambda: Dataset(np.zeros((2, 1)), [0, 2**31]), DataError, "labels: id 2147483648 in row 1; need ids below"),
+        (lambda: Dataset(np.zeros((2, 1)), [0, -1]).check_labels(3), DataError, "labels: id -1 in row 1; need 0..2"),
+        (lambda: Dataset(np.zeros((2, 1)), [0, 2**31]), DataError, "labels: 2147483648 at position 1 is out of range"),
         (
             lambda: Dataset(np.zeros((2, 1)), [0, 3]).check_labels(3),
             DataError,
             "labels: id 3 in row 1; need 0..2 for 3",
-        ),
-        (
-            lambda: Dataset(np.zeros((2, 1)), np.eye(2, dtype=int)),
-            ShapeError,
-            "need ids [2] or float rows [2, classes]",
         ),
         (lambda: Dataset(np.zeros((2, 1)), weights=[1]), ShapeError, "weights: shape [1]; need [2]"),
         (lambda: Dataset(np.zeros((2, 1)), weights=[1, -1]), DataError, "weights: -1.0 in row 1; need finite"),

@@ -10,9 +10,9 @@ import pytest
 
 import gradloom as gl
 from gradloom.base.errors import DataError
-from gradloom.cli.settings_file import parse_toml
 from gradloom.data import Preprocess, read_features, read_table
 from gradloom.data.reading.array_cells import array_columns
+from gradloom.files.toml_file import parse_toml
 from tests.cli.command import run
 from tests.refused import refused
 

@@ -53,7 +53,10 @@ COMMANDS: dict[str, list[Any]] = {  # the last two words make the old outputs an
 }
 OLD_NEW = {"merge": ("f16", "f32")}  # else seeds, or ranks, 1 and 2
 OF_A_RUN = re.compile(r"\.run/|run\.json|metrics\.jsonl|settings\.toml|checkpoints/|\.gradloom\.(new|clear|move)")
-BESIDE = re.compile("the training continues|was not saved|an error followed|was not: |cannot be (written|removed)")
+BESIDE = re.compile(
+    "the training continues|the digest of .* is not recorded|was not saved|an error followed|was not: |"
+    "cannot be (written|removed)"
+)
 Files = dict[str, tuple[int, bytes]]  # name in the folder -> (mode, content)
 
 

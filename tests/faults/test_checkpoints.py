@@ -87,7 +87,7 @@ class Runs:
         """What is wrong after a run that ended well."""
         found = newest(self.folder, self.kind)
         wrong = [] if found in self.right[2] and found[0] == training.STEPS else [f"it ends with {found}"]
-        ours = ("run.json", "checkpoints", "metrics.jsonl")
+        ours = ("run.json", "checkpoints", "metrics.jsonl", "plans.json.gz")
         left = [n for n in os.listdir(self.folder) if n.startswith(".") or n not in ours]
         inside = os.listdir(self.folder / "checkpoints")
         more = [] if len(inside) in (4, 6) else [f"checkpoints: {sorted(inside)}"]  # two, and the best

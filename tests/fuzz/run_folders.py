@@ -39,7 +39,8 @@ KINDS = ("resume", "overwrite", "neither")
 TOGETHER = ("model.safetensors", "result.json")
 PART = ".gradloom.part.abcdefgh."
 NAMES = [
-    "run.json", "settings.toml", "metrics.jsonl", "metrics.csv", "samples.jsonl", "teacher.npy", "checkpoints",
+    "run.json", "settings.toml", "metrics.jsonl", "metrics.csv", "samples.jsonl", "teacher.npy",
+    "failed.capsule", "checkpoints",
     "tensorboard",
     "checkpoints/step-000001.json", "checkpoints/step-000001.safetensors", "checkpoints/step-000002.json",
     "checkpoints/step-000002.safetensors", "checkpoints/step-000002.1.safetensors", "checkpoints/step-000099.json",

@@ -46,6 +46,40 @@ def test_twenty_losses_and_the_weights_are_those_of_the_cpu() -> None:
     assert double[0][-1] < 0.7 * double[0][0]
 
 
+class Heads(Module):
+    """Numbers and ids into a class and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.embed = gl.nn.Linear(6, 8), gl.nn.Embedding(5, 8)
+        self.ids, self.value = gl.nn.Linear(8, 3), gl.nn.Linear(8, 1)
+        self.init(4)
+
+    def forward(self, u: Any, v: Any) -> Any:
+        hidden = gl.ops.tanh(self.body(u) + self.embed(v))
+        return {"class": self.ids(hidden), "value": self.value(hidden)}
+
+
+def test_several_inputs_and_outputs_are_those_of_the_cpu() -> None:
+    x, y = rows()
+    data = gl.data.Dataset({"u": x, "v": np.arange(60) % 5}, {"class": y, "value": x[:, 0]})
+    loss = {"class": "cross_entropy", "value": "mse"}
+    found = []
+    for device in ("numpy", "cpu", "gpu"):
+        model, optimizer = Heads(), gl.optim.SGD(lr=0.1)
+        settings = {"epochs": 2, "batch_size": 20, "val_split": 0.2, "progress": False, "device": device}
+        history = gl.fit(model, data, loss=loss, loss_weights={"value": 0.5}, optimizer=optimizer, **settings)
+        last = history[-1].val
+        assert last is not None
+        found.append((np.array([last.loss, *last.losses.values()]), model.state_dict(), last.accuracies))
+        assert gl.predict(model, {"u": x, "v": y}, device=device).keys() == loss.keys()
+    double, cpu, gpu = found
+    assert_noise("losses", gpu[0], cpu[0], double[0], longest=100)
+    for name in cpu[1]:
+        assert_noise(name, gpu[1][name], cpu[1][name], double[1][name], longest=100)
+    assert gpu[2] == cpu[2]
+
+
 OPTIMIZERS = {
     "sgd": lambda: gl.optim.SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
     "nesterov": lambda: gl.optim.SGD(lr=0.1, momentum=0.9, nesterov=True),
@@ -187,7 +221,6 @@ def test_a_dynamic_fit_is_that_of_the_cpu() -> None:
         )  # fmt: skip
         found.append([e.train.loss for e in history])
     assert_noise("losses", found[2], found[1], found[0], longest=360)
-    assert found[1] != found[2]
 
 
 def test_products_of_bf16_are_those_of_the_cpu() -> None:

@@ -258,8 +258,8 @@ def test_each_instruction_is_timed_while_a_run_is_profiled(stamped: bool, monkey
     names = ["softmax", *["cos", "sin"] * 10]
     run = gl.compile(y, device="gpu", fuse=False)
     (want,) = run(x=np.ones((3, 4)))
-    run.profile()
-    assert run.report().splitlines()[1:] == ["no time was measured; need profile(), and then a run"]
+    run.collect_times()
+    assert run.report().splitlines()[1:] == ["no time was measured; need collect_times(), and then a run"]
     waits, wait = [], device.wait
     monkeypatch.setattr(device, "wait", lambda: (waits.append(1), wait()))
     begun = time.perf_counter_ns()
@@ -276,7 +276,7 @@ def test_each_instruction_is_timed_while_a_run_is_profiled(stamped: bool, monkey
     )
     assert title.split()[:3] == ["us", "GB/s", "GFLOP/s"] and title.endswith(how)
     assert [row.split()[3] for row in rows] == names
-    run.profile(False)
+    run.collect_times(False)
     assert run.timings() == []
 
 
@@ -286,7 +286,7 @@ def test_times_are_those_of_the_work() -> None:
     run = gl.compile([small @ small, large @ ops.transpose(large)], device="gpu", fuse=False)
     feeds = {"small": np.ones((8, 8)), "large": np.ones((256, 128))}
     run(**feeds)
-    run.profile()
+    run.collect_times()
     begun = time.perf_counter_ns()
     run(**feeds)
     passed = time.perf_counter_ns() - begun

@@ -107,7 +107,7 @@ def test_a_checked_run_names_the_node() -> None:
 
 def test_timings_of_each_device() -> None:
     stepping = Step(2).compiled(devices=DEVICES)
-    stepping.profile()
+    stepping.collect_times()
     stepping(**feeds(), lr=0.1)
     timed = stepping.timings()
     assert len(timed) == sum(len(part.plan.order.steps) for part in stepping.plan.parts.values())

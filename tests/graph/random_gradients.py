@@ -6,8 +6,6 @@ by the float64 references, against PyTorch's in float64, and some of them on the
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +16,7 @@ from gradloom import ops
 from gradloom.graph.graph import reachable
 from gradloom.graph.value import Value
 from gradloom.run.numpy_backend import evaluate
+from tests.random_cases import run_cases
 
 ROWS, WIDTH = 4, 6  # most values are [4, 6]: so they meet in many ways
 KINDS = ("bf16", "f16")
@@ -372,23 +371,5 @@ def fed(b: Pairs, values: list[Value]) -> dict[str, np.ndarray]:
     return {k: v for k, v in b.feeds.items() if k in used}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    args = parser.parse_args()
-    failed = 0
-    for seed in range(args.first, args.first + args.count):
-        try:
-            compare(seed)
-        except Exception as error:
-            failed += 1
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        if (seed + 1) % 500 == 0:
-            print(f"{seed + 1 - args.first} graphs, {failed} failed", flush=True)
-    print(f"{args.count} graphs, {failed} failed")
-    sys.exit(failed > 0)
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(compare, __doc__, count=10_000)

@@ -17,9 +17,10 @@ from gradloom.graph.leaves import constant
 from gradloom.llm.adapter_gguf import read_adapter_gguf
 from gradloom.llm.embedding import Embedding
 from gradloom.llm.finetune import Run
-from gradloom.llm.lora import LoRA, TrainedTensors
+from gradloom.llm.lora import LoRA
 from gradloom.llm.model import load
 from gradloom.llm.objectives.embed import Embed, ranks
+from gradloom.llm.trained_tensors import TrainedTensors
 from gradloom.run.compile import compile as compile_program
 from tests.llm.random_models import write
 from tests.llm.test_objectives import run_of, trained

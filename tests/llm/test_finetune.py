@@ -12,8 +12,9 @@ import pytest
 import gradloom as gl
 from gradloom import DataError, NonFiniteError, SettingError
 from gradloom.llm.finetune import Run, finetune
-from gradloom.llm.lora import LoRA, TrainedTensors
+from gradloom.llm.lora import LoRA
 from gradloom.llm.model import load
+from gradloom.llm.trained_tensors import TrainedTensors
 from tests.llm.random_models import error, packed, write
 from tests.noise import assert_all_noise
 from tests.real_data import DATA

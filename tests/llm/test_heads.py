@@ -17,14 +17,15 @@ from gradloom.files.gguf_fields import field
 from gradloom.graph.leaves import constant
 from gradloom.llm.adapter_gguf import read_adapter_gguf
 from gradloom.llm.finetune import Run
-from gradloom.llm.head import HEAD, Head
-from gradloom.llm.lora import LoRA, TrainedTensors
+from gradloom.llm.head import CLASSIFIER, HEAD, Head
+from gradloom.llm.lora import LoRA
 from gradloom.llm.model import load
 from gradloom.llm.objectives.classify import Classify
 from gradloom.llm.objectives.regress import Regress
 from gradloom.llm.objectives.reward import Reward
 from gradloom.llm.rows import Rows
 from gradloom.llm.scored import Scored
+from gradloom.llm.trained_tensors import TrainedTensors
 from tests.llm import head_rows
 from tests.llm.random_models import write
 from tests.llm.test_objectives import computed, run_of, trained
@@ -220,10 +221,12 @@ def test_a_saved_adapter_holds_its_head(tmp_path: Path, objective: str, name: st
         assert (config["task_type"], config["modules_to_save"]) == ("SEQ_CLS", ["score"])
 
 
-@pytest.mark.parametrize("objective", HEADS)
-def test_a_trained_model_holds_its_head(tmp_path: Path, objective: str) -> None:
+@pytest.mark.parametrize(
+    ("objective", "arch"), [*((name, "llama") for name in HEADS), *((name, "qwen3") for name in HEADS)]
+)
+def test_a_trained_model_holds_its_head(tmp_path: Path, objective: str, arch: str) -> None:
     """Its file is a start for another training, and a merged model keeps the head."""
-    path = write(tmp_path, "llama")
+    path = write(tmp_path, arch)
     run = run_of(path, DATA[objective](8), objective, method="full", epochs=2)
     run.save(tmp_path / "whole.gguf")
     found = load(tmp_path / "whole.gguf").classifier
@@ -237,6 +240,52 @@ def test_a_trained_model_holds_its_head(tmp_path: Path, objective: str) -> None:
     merged = load(tmp_path / "merged.gguf").classifier
     assert merged is not None
     np.testing.assert_allclose(merged.weight, found.weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_classes_of_qwen3_are_a_classifier_of_llama_cpp(tmp_path: Path, method: str) -> None:
+    """A model's file holds the head as llama.cpp reads it, in place of an earlier one; several labels of a text, of
+    which llama.cpp has none, stay metadata."""
+    path, made = write(tmp_path, "qwen3"), tmp_path / "made.gguf"
+    for data, is_classifier in ((head_rows.classes(8), True), (head_rows.classes(8, several=True), False)):
+        run = run_of(path, data, "classify", method=method, epochs=1)
+        if method == "full":
+            run.save(made)
+        else:
+            run.save(tmp_path / "a.gguf")
+            gl.llm.merge(path, tmp_path / "a.gguf", made, "q8_0")
+        file, found = open_gguf(made), load(made).classifier
+        assert found is not None
+        assert found.head == run.adapter.head
+        assert found.weight.tobytes() == run.adapter.parameters()[HEAD].numpy().tobytes()
+        assert (CLASSIFIER in file.tensors) == is_classifier == (file.metadata.get("qwen3.pooling_type") == 4)
+        assert any(key.startswith("gradloom.head.") for key in file.metadata) != is_classifier
+        if is_classifier:
+            assert file.metadata["qwen3.classifier.output_labels"] == list(found.head.labels)
+            assert file.tensors[CLASSIFIER].kind == "f32"
+            more = run_of(made, data, "classify", epochs=1)
+            more.save(tmp_path / "more.gguf")
+            gl.llm.merge(made, tmp_path / "more.gguf", tmp_path / "twice.gguf")
+            twice = load(tmp_path / "twice.gguf").classifier
+            assert twice is not None
+            assert twice.weight.tobytes() == more.adapter.parameters()[HEAD].numpy().tobytes()
+
+
+@pytest.mark.parametrize("labels", [None, ["a", "b"], ["a", "a", "b"], 3])
+def test_a_classifier_whose_labels_do_not_fit_is_refused(tmp_path: Path, labels: Any) -> None:
+    path = write(tmp_path, "qwen3")
+    run_of(path, head_rows.classes(8), "classify", method="full", epochs=1).save(tmp_path / "a.gguf")
+    file = open_gguf(tmp_path / "a.gguf")
+    tensors = {name: file.floats(name) for name in file.tensors}
+    key, fields = "qwen3.classifier.output_labels", dict(file.fields)
+    fields.pop(key)
+    if labels is not None:
+        fields[key] = field("u32", 3) if labels == 3 else field("array", labels, "string")
+    write_gguf(tmp_path / "b.gguf", fields, tensors)
+    with pytest.raises(FileError, match=r"b\.gguf: ") as caught:
+        _ = load(tmp_path / "b.gguf").classifier
+    assert "\n" not in str(caught.value)
+    assert "labels" in str(caught.value)
 
 
 def test_a_training_starts_from_a_saved_head(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_a_fully_trained_folder_becomes_a_gguf_file(tmp_path: Path) -> None:
     trained.bind(model)
     draw = np.random.default_rng(1)
     for parameter in trained.arrays.values():
-        parameter.stored.write(draw.normal(size=parameter.shape).astype(np.float32))
+        parameter.stored.write(draw.normal(0, 0.2, parameter.shape).astype(np.float32))
     trained.save(tmp_path / "trained.gguf")
     given = ids(12)
     expected = adapted(model, trained, given)

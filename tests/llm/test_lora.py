@@ -10,8 +10,9 @@ import pytest
 
 import gradloom as gl
 from gradloom import FileError, SettingError
-from gradloom.llm.lora import ATTENTION, LoRA, TrainedTensors
+from gradloom.llm.lora import ATTENTION, LoRA
 from gradloom.llm.model import load
+from gradloom.llm.trained_tensors import TrainedTensors
 from tests.llm.random_models import packed, write
 from tests.refused import refused
 

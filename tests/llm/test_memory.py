@@ -13,9 +13,11 @@ import pytest
 
 import gradloom as gl
 from examples.random_gguf import write_random
-from gradloom.base.errors import SettingError
+from gradloom.base.errors import BudgetError, SettingError
 from gradloom.llm.planned_job import memory_of, planned
 from gradloom.llm.tuning import TuningJob
+from tests.llm.random_models import rows_of
+from tests.train.split_training import on_ranks
 
 MIB = 1 << 20
 SHAPE = {"layers": 12, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 512, "vocab": 1024}
@@ -47,6 +49,32 @@ def test_a_run_stays_below_its_budget_with_the_same_bytes(folder: Path) -> None:
     assert "error" not in small, small
     assert small["peak_bytes"] <= budget and small["planned_bytes"] < whole["planned_bytes"] / 2
     assert (folder / "small.gguf").read_bytes() == (folder / "whole.gguf").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_budget_of_ranks_has_room_for_all_their_programs(tmp_path: Path, method: str) -> None:
+    """The least one that an error names is enough, on all ranks alike, with the bytes of a run without a budget."""
+    path = write_random(
+        tmp_path / "model.gguf", kind="f32", layers=8, width=64, heads=4, kv_heads=2, ffn=192, vocab=512
+    )
+    settings: dict[str, Any] = {"steps": 2, "batch_size": 8, "micro_batch_size": 2, "threads": 1, "val_split": 0.2}
+
+    def run(ranks: Any, limit: int | None) -> Any:
+        adapter = gl.llm.TrainedTensors() if method == "full" else gl.llm.LoRA(rank=2, seed=0)
+        rows = rows_of(16, 128, 512)
+        found = gl.llm.finetune(str(path), rows, adapter, parallel=ranks, memory=limit, progress=False, **settings)
+        return found.trainer.planned_bytes, {
+            name: p.numpy().tobytes() for name, p in found.adapter.parameters().items()
+        }
+
+    whole = on_ranks(2, lambda ranks: run(ranks, None))
+    refused = on_ranks(2, lambda ranks: run(ranks, MIB))
+    assert all(isinstance(error, BudgetError) for error in refused), refused
+    least = refused[0].least
+    small = on_ranks(2, lambda ranks: run(ranks, least))
+    assert small[0][0] == small[1][0] <= whole[0][0]
+    assert small[0][1] == small[1][1] == whole[0][1]
 
 
 @pytest.mark.slow

@@ -21,9 +21,9 @@ from gradloom.files.gguf_types import KINDS
 from gradloom.llm.adapter_arrays import AdapterArrays
 from gradloom.llm.adapter_gguf import write_adapter_gguf
 from gradloom.llm.adapter_peft import write_peft
-from gradloom.llm.lora import TrainedTensors
 from gradloom.llm.merge import FILE_TYPES, merge
 from gradloom.llm.model import load
+from gradloom.llm.trained_tensors import TrainedTensors
 from tests.real_data import DATA
 
 STORIES = DATA / "gguf" / "stories260K.gguf"

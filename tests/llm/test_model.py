@@ -14,10 +14,11 @@ from examples.random_gguf import write_random
 from gradloom import DTypeError, FileError, SettingError
 from gradloom.base import memory
 from gradloom.llm.generate import Generator
-from gradloom.llm.lora import LoRA, TrainedTensors
+from gradloom.llm.lora import LoRA
 from gradloom.llm.model import Model, load
 from gradloom.llm.plan import plan
 from gradloom.llm.rows import read_rows
+from gradloom.llm.trained_tensors import TrainedTensors
 from tests.llm.random_models import CASES, SMALL, packed, write
 from tests.noise import assert_all_noise, assert_noise
 from tests.real_data import DATA

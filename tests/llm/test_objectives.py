@@ -15,7 +15,7 @@ from gradloom import DataError, SettingError, TrainError
 from gradloom.cli.main import main
 from gradloom.graph.leaves import constant
 from gradloom.llm.finetune import Run, finetune
-from gradloom.llm.lora import LoRA, TrainedTensors
+from gradloom.llm.lora import LoRA
 from gradloom.llm.model import load
 from gradloom.llm.objective import Parts
 from gradloom.llm.objectives import declared
@@ -25,6 +25,7 @@ from gradloom.llm.objectives.kto import Kto
 from gradloom.llm.objectives.orpo import Orpo
 from gradloom.llm.objectives.simpo import Simpo
 from gradloom.llm.rows import Rows
+from gradloom.llm.trained_tensors import TrainedTensors
 from gradloom.run.compile import compile as compile_program
 from gradloom.train.identity import trainer_settings
 from tests.llm.preference_rows import pairs

@@ -11,10 +11,10 @@ import pytest
 
 import gradloom as gl
 from gradloom.llm.finetune import finetune
-from gradloom.llm.lora import TrainedTensors
 from gradloom.llm.model import load
 from gradloom.llm.packing import TokenData
 from gradloom.llm.samples import Report
+from gradloom.llm.trained_tensors import TrainedTensors
 from tests.llm.preference_rows import rows_of_pairs
 
 pytest.importorskip("trl")

@@ -219,7 +219,10 @@ def _no_module(name: str) -> Any:
         (b"text,label\na,b,c\n", ":2: has 3 cells and the header 2 (text, label)"),
         (b'text\n"a\n', ": is no CSV"),
         (b"text,text\na,b\n", ": the first line is 'text,text'; need different names of columns"),
-        (b"text\na\nb\xff\n", ": byte 8 is not utf-8; need encoding"),
+        (
+            b"text\na\nb\xff\n",
+            ": byte 8 is not UTF-8 (invalid start byte); encoding can name another encoding, such as cp1252",
+        ),
         (b"text\n", ": 0 lines, no sample to train on"),
         (b"other\na\n", ":2: the keys are other; need messages"),
     ],
@@ -279,7 +282,20 @@ def test_texts_to_score_are_read_by_the_same_reader(tmp_path: Path) -> None:
     path = tmp_path / "latin.csv"
     path.write_bytes("text\ncaf\xe9\n".encode("latin-1"))
     assert text_rows(path, "latin-1") == [{"text": "caf\xe9"}]
-    with pytest.raises(DataError, match="encoding='latin-1' requires a .csv or .txt"):
+    same(read_samples(path, tokenizer(), encoding="latin-1"), read_samples([{"text": "caf\xe9"}], tokenizer()))
+    path.with_suffix(".txt").write_bytes(path.read_bytes())
+    assert text_rows(path.with_suffix(".txt"), "latin-1")[1] == {"text": "caf\xe9"}
+    (tmp_path / "utf-8.txt").write_text("text\ncaf\xe9\n", encoding="utf-8")
+    read = [
+        read_samples(path.with_suffix(".txt"), tokenizer(), encoding="latin-1"),
+        read_samples(tmp_path / "utf-8.txt", tokenizer()),
+    ]
+    assert read[0].tokens.tolist() == read[1].tokens.tolist()
+    with pytest.raises(gl.SettingError, match="encoding='rot13': must be a character encoding"):
+        read_samples(path, tokenizer(), encoding="rot13")
+    with pytest.raises(DataError, match="data: is in memory; encoding='iso8859-1' requires"):
+        read_samples(TEXTS, tokenizer(), encoding="latin-1")
+    with pytest.raises(DataError, match="encoding='iso8859-1' requires a .csv or .txt"):
         text_rows(write_as(tmp_path, "parquet", TEXTS), "latin-1")
 
 

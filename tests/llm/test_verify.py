@@ -237,7 +237,7 @@ def test_its_runs_flush_as_they_are_told(tmp_path, monkeypatch):
             seen.append(switches.flush)
             super().__init__(program, switches)
 
-    monkeypatch.setattr(sys.modules["gradloom.llm.verify"], "Walk", Seen)
+    monkeypatch.setattr(sys.modules["gradloom.run.walk"], "Walk", Seen)
     for options, flush in (({"flush": True}, True), ({"flush": False, "precision": "bf16"}, False)):
         seen.clear()
         assert verify(model, rows_of(1, 16), LoRA(rank=2), reference=False, **options).agrees

@@ -13,11 +13,12 @@ import gradloom as gl
 from gradloom import DataError
 from gradloom.llm.data import read_samples
 from gradloom.llm.finetune import Run, finetune
-from gradloom.llm.lora import LoRA, TrainedTensors
+from gradloom.llm.lora import LoRA
 from gradloom.llm.model import load
 from gradloom.llm.objectives.sft import Sft
 from gradloom.llm.packing import pack
 from gradloom.llm.tokenizer import Tokenizer
+from gradloom.llm.trained_tensors import TrainedTensors
 from tests.llm.chats import CHATML, MARKED
 from tests.llm.random_models import packed, write
 from tests.llm.small_tokenizers import byte_bpe

@@ -62,6 +62,14 @@ NETS = {
         lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.GELU(), nn.SiLU(), nn.Sigmoid(), nn.Tanh(), nn.Softmax()),
         ROWS,
     ),
+    "settings of activations": (
+        lambda: nn.Sequential(
+            nn.LeakyReLU(0.2), nn.PReLU(4, 0.5), nn.ELU(0.5), nn.Softplus(2.0), nn.Mish(), nn.Hardswish(),
+            nn.Hardsigmoid(), nn.Softmax(0), nn.LogSoftmax(-2), nn.GLU(-1), nn.Identity(),
+        ),
+        ROWS,
+    ),
+    "residual": (lambda: nn.Residual(nn.Linear(4, 4), nn.Residual(nn.Tanh())), ROWS),
     "norms": (lambda: nn.Sequential(nn.LayerNorm(4, eps=0.1), nn.RMSNorm(4, 0.2), nn.BatchNorm(4, 0.3, 0.4)), ROWS),
     "images": (
         lambda: nn.Sequential(
@@ -72,10 +80,47 @@ NETS = {
         ),
         IMAGES,
     ),
+    "channels last": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 2, 1)), nn.Permute((0, 3, 1, 2)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(3, 2)
+        ),
+        ROWS,
+    ),
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, groups=2),
+            nn.ConvTranspose2d(4, 2, (3, 2), (2, 3), (1, 0), (1, 2), (1, 2), "relu", False),
+            nn.ConvTranspose2d(2, 2, 2, groups=2), nn.AdaptiveAvgPool2d((1, 3)), nn.Flatten(),
+        ),
+        IMAGES,
+    ),
+    "convolutions of rows": (
+        lambda: nn.Sequential(
+            nn.Conv1d(5, 10, 3, 2, 1, 1, "gelu", False, groups=5), nn.Conv1d(10, 4, 2, padding="same"),
+            nn.ConvTranspose1d(4, 6, 3, 2, 1, 1, 2, "relu", False, groups=2), nn.ConvTranspose1d(6, 1, 2), nn.Flatten(),
+        ),
+        TOKENS,
+    ),
+    "sizes": (
+        lambda: nn.Sequential(
+            nn.GroupNorm(1, 2), nn.GroupNorm(2, 2, eps=0.1, affine=False), nn.InstanceNorm(2), nn.Dropout2d(0.25),
+            nn.InstanceNorm(2, 0.2, True), nn.Upsample(13), nn.Upsample((5, 7), mode="bilinear", align_corners=True),
+            nn.Upsample(scale_factor=1.5), nn.Upsample(scale_factor=(2, 0.5)), nn.AdaptiveMaxPool2d((4, 3)),
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 3),
+        ),
+        IMAGES,
+    ),
     "attention": (
         lambda: nn.Sequential(
             nn.MultiheadAttention(8, 4, kv_heads=2, bias=False, dropout=0.1, causal=True, window=3, softcap=5.0),
             nn.MultiheadAttention(8, 2),
+        ),
+        TOKENS,
+    ),
+    "transformer": (
+        lambda: nn.Sequential(
+            nn.PositionalEncoding(8), nn.TransformerEncoderLayer(8, 2, 12, 0.2, "gelu", 0.1, True, True),
+            nn.TransformerEncoderLayer(8, 4),
         ),
         TOKENS,
     ),
@@ -117,6 +162,41 @@ def test_what_is_built_again_trains_as_the_model_does(name):
         gl.fit(one, (x, np.arange(len(x)) % 3), epochs=2, batch_size=3, seed=1, progress=False)
     for path, array in net.state_dict().items():
         assert array.tobytes() == back.state_dict()[path].tobytes(), path
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.ModuleDict({"10": nn.Linear(4, 3), "b": nn.Dropout(0.5).eval()}).eval(),
+             lambda: nn.ModuleList([nn.Linear(4, 3), nn.ModuleDict({"b": nn.PReLU()})]), nn.ModuleDict, nn.ModuleList],
+)  # fmt: skip
+def test_containers_without_a_forward(make):
+    net = make().init(1)
+    back = again(net)
+    assert described(back) == described(net) and [*back.state_dict()] == [*net.state_dict()]
+    assert [m.training for m in back.modules()] == [m.training for m in net.modules()]
+
+
+def test_names_of_a_dict_must_be_one_for_each():
+    net = {"layer": "ModuleDict", "layers": [LINEAR], "names": ["a", "b"]}
+    with pytest.raises(GradloomError, match="1 layers, 2 names; need one for each"):
+        build(Described({"net": net}, "net"), {"a.weight": (3, 4), "a.bias": (3,)})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.RNN(8, 3, 2, "relu", False, True, 0.25, True), lambda: nn.LSTM(8, 3),
+        lambda: nn.GRU(8, 3, 2, False, True, 0.5, True), lambda: nn.LSTM(8, 3, 2, bidirectional=True).eval(),
+    ],
+)  # fmt: skip
+def test_recurrent_layers(make):
+    net = make().init(1)
+    back = again(net)
+    assert described(back) == described(net)
+    x = np.random.default_rng(0).standard_normal(TOKENS).astype(np.float32)
+    net.eval()
+    back.eval()
+    one, other = (gl.compile(layer(gl.input("x", x.shape))[0])(x=x)[0] for layer in (net, back))
+    np.testing.assert_array_equal(one, other)
 
 
 def test_ids():

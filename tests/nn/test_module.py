@@ -275,9 +275,18 @@ def test_what_is_refused():
         (lambda: nn.Module()(gl.input("x", (2,))), gl.GraphError, "Module has no forward"),
         (lambda: Unassigned().state_dict(), gl.GraphError, r"need self\.name = self\.parameter"),
         (lambda: nn.Flatten()(gl.input("x", (2, 3))).reshape(7), gl.ShapeError, "reshape"),
+        (lambda: nn.Unflatten(1, (2, 2))(gl.input("x", (2, 3))), gl.ShapeError, "reshape"),
+        (lambda: nn.Unflatten(-1, (2, 2)), gl.SettingError, r"Unflatten: dim=-1: must be a whole number of at least 0"),
+        (lambda: nn.Permute((0, 2)), gl.SettingError, r"Permute: dims=\(0, 2\): must be each axis once"),
     ):
         with pytest.raises(kind, match=message):
             build()
+
+
+def test_axes():
+    x = np.arange(24, dtype=np.float32).reshape(2, 12)
+    there = nn.Sequential(nn.Unflatten(1, (2, 2, 3)), nn.Permute((0, 3, 1, 2)))
+    np.testing.assert_array_equal(gl.predict(there, x), x.reshape(2, 2, 2, 3).transpose(0, 3, 1, 2))
 
 
 def test_one_batch_norm_at_two_places_is_refused():

@@ -31,5 +31,5 @@ def test_an_augmented_assignment_names_assign(op):
     lambda pair: gl.predict(gl.nn.Linear(3, 3), pair),
 ])  # fmt: skip
 def test_a_pair_of_arrays_is_no_array_of_two_rows(make):
-    with pytest.raises(gl.ShapeError, match="a tuple of 2 arrays"):
+    with pytest.raises((gl.ShapeError, gl.DataError), match="a tuple of 2 arrays"):
         make((np.zeros((4, 3), np.float32), np.ones((4, 3), np.float32)))

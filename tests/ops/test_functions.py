@@ -229,7 +229,7 @@ REFUSED = [
     (lambda: ops.cross_entropy(c(M), c(V3)), ShapeError,
      "cross_entropy_sum: labels do not fit: logits f32[3,4], labels f32[3]"),
     (lambda: ops.loss_pair("hinge"), SettingError,
-     "loss: 'hinge' is not known; must be one of cross_entropy, mse, mean, sum"),
+     "loss: 'hinge' is not known; must be one of cross_entropy, mse, mean, sum; gl.losses.named(name).pair has others"),
     (lambda: ops.group_norm(c(A), 2), ShapeError,
      "group_norm: channels do not form 2 groups: f32[2,3,4]; need [N, C, ...]"),
     (lambda: ops.conv2d(c(IMG), c(N)), ShapeError,

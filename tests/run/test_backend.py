@@ -79,8 +79,8 @@ class CountedExecutable(Executable):
     def stop(self) -> None:
         self.inner.stop()
 
-    def profile(self, on: bool = True) -> None:
-        self.inner.profile(on)
+    def collect_times(self, on: bool = True) -> None:
+        self.inner.collect_times(on)
 
     def timings(self) -> list[tuple[str, int, int]]:
         return self.inner.timings()
@@ -108,7 +108,7 @@ def test_a_new_backend_compiles_runs_and_is_profiled(counts: Counts) -> None:
     y = ops.softmax(x * 2.0)
     data = np.arange(12.0).reshape(3, 4)
     run = gl.compile(y, backend="counted")
-    run.profile()
+    run.collect_times()
     assert np.array_equal(run(x=data)[0], gl.compile(y)(x=data)[0])
     assert counts["load"] == counts["run_steps"] == 1 and counts["needs"] == len(run.plan.order.steps)
     assert len(run.timings()) == len(run.plan.order.steps) and run.steps_run == 1
@@ -173,7 +173,7 @@ def test_missing_kernels_are_named_before_anything_is_planned(counts: Counts, mo
 def test_each_instruction_is_timed_while_a_run_is_profiled(name: str) -> None:
     y = ops.softmax(ops.exp(gl.input("x", (3, 4))) @ gl.input("w", (4, 5)))
     run = gl.compile(y, backend=name)
-    run.profile()
+    run.collect_times()
     for _ in range(3):
         run(x=np.ones((3, 4)), w=np.ones((4, 5)))
     timed = run.timings()

@@ -231,7 +231,7 @@ def deep(layers: int, **options: Any) -> tuple[Any, dict[str, np.ndarray]]:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_profile_names_what_ran_on_denormal_numbers(threads: int) -> None:
     run, feeds = deep(150, threads=threads)
-    run.profile()
+    run.collect_times()
     run(**feeds)
     named = run.denormals()
     known = [what for what, _, _ in run.timings()]
@@ -243,9 +243,9 @@ def test_a_profile_names_what_ran_on_denormal_numbers(threads: int) -> None:
 
     for layers, options in ((150, {"flush": True}), (50, {})):
         other, feeds = deep(layers, threads=threads, **options)
-        other.profile()
+        other.collect_times()
         other(**feeds)
         assert other.denormals() == [] and "denormal" not in other.report()
-    run.profile()  # begins anew
+    run.collect_times()  # begins anew
     run(**{key: np.zeros_like(array) for key, array in feeds.items()})
     assert len(run.denormals()) <= len(named)

@@ -192,7 +192,7 @@ def test_a_long_step_is_given_up_and_nothing_is_written(trained: bool) -> None:
         last = ops.tanh(total)
     run = gl.compile([last], updates if trained else [], devices=DEVICES, threads=1)
     assert isinstance(run, ScheduledExecutable)
-    run.profile()
+    run.collect_times()
     old = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.15, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
@@ -232,7 +232,7 @@ def test_several_threads_get_what_they_asked_for() -> None:
 
 def test_timings_of_each_device() -> None:
     run = Step(2).compiled(devices=DEVICES)
-    run.profile()
+    run.collect_times()
     run(**feeds(), lr=0.1)
     timed = run.timings()
     assert len(timed) == sum(len(part.plan.order.steps) for part in run.plan.parts.values())

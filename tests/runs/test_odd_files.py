@@ -21,7 +21,7 @@ from gradloom.runs.log_files import CsvFile, Lines, read_metrics
 from tests import processes
 from tests.runs.test_run_folder import content, trained, value_in
 
-FILES = ("run.json", "settings.toml", "metrics.jsonl", "metrics.csv", "samples.jsonl", "teacher.npy")
+FILES = ("run.json", "settings.toml", "metrics.jsonl", "metrics.csv", "samples.jsonl", "teacher.npy", "failed.capsule")
 INSIDE = ("checkpoints/step-000003.json", "checkpoints/step-000003.safetensors", "checkpoints/step-000009.json")
 FOLDERS = ("checkpoints", "tensorboard", ".gradloom.new", ".gradloom.clear", ".gradloom.move")
 OTHER = 65534  # a user

@@ -5,6 +5,7 @@
 import inspect
 import json
 import pickle
+import re
 import subprocess
 import sys
 
@@ -41,7 +42,8 @@ def test_scikit_learns_own_checks(estimator):
     done = check_estimator(estimator, expected_failed_checks=EXPECTED_TO_FAIL, on_skip=None)
     status = {one["check_name"]: one["status"] for one in done}
     assert [name for name, what in status.items() if what == "xfail"] == list(EXPECTED_TO_FAIL)
-    assert [name for name, what in status.items() if what == "skipped"] == ["check_array_api_input"]
+    skipped = {name for name, what in status.items() if what == "skipped"}
+    assert skipped <= {"check_array_api_input", "check_classifiers_multilabel_output_format_decision_function"}
     assert len(status) > 40
 
 
@@ -331,3 +333,56 @@ def test_the_order_of_the_settings_is_public() -> None:
     assert " ".join(inspect.signature(gl.sklearn.Classifier).parameters) == f"{shared} class_weight {computing}"
     assert " ".join(inspect.signature(gl.sklearn.Regressor).parameters) == f"{shared} {computing}"
     assert clone(gl.sklearn.Classifier((3,), class_weight="balanced")).get_params()["class_weight"] == "balanced"
+
+
+def labels_of_rows():
+    """(x, y): three labels of which a row has any number."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 4))
+    return x, np.stack([x[:, 0] > 0, x[:, 1] + x[:, 2] > 0, x[:, 3] > 1], axis=1).astype(int)
+
+
+def test_a_classifier_of_several_targets():
+    """The conventions of scikit-learn's MultiOutputClassifier."""
+    x, y = labels_of_rows()
+    one = Classifier(epochs=20, hidden=(16,)).fit(x, y)
+    predicted, shares = one.predict(x), one.predict_proba(x)
+    assert predicted.shape == y.shape and predicted.dtype == y.dtype and (predicted == y).mean() > 0.9
+    assert [share.shape for share in shares] == [(240, 2)] * 3 and len(one.classes_) == 3
+    np.testing.assert_array_equal(predicted, np.stack([share.argmax(axis=1) for share in shares], axis=1))
+    assert one.score(x, y) == (predicted == y).all(axis=1).mean()
+    np.testing.assert_array_equal(one.fit(x, y).predict_proba(x), shares)  # to the bit
+    texts = np.where(y[:, :2] == 1, [["warm", "wet"]], [["cold", "dry"]])
+    named = Classifier(epochs=20, hidden=(16,)).fit(x, texts)
+    assert [list(classes) for classes in named.classes_] == [["cold", "warm"], ["dry", "wet"]]
+    assert set(named.predict(x)[:, 1].tolist()) == {"dry", "wet"}
+
+
+def test_class_weights_of_several_targets():
+    x, y = labels_of_rows()
+    plain, third = (Classifier(epochs=5, class_weight=w).fit(x, y) for w in (None, [{}, {}, {1: 20.0}]))
+    assert third.predict(x)[:, 2].sum() > plain.predict(x)[:, 2].sum()
+    balanced = Classifier(epochs=5, class_weight="balanced", metric="f1_macro").fit(x, y)
+    assert balanced.predict(x)[:, 2].sum() > plain.predict(x)[:, 2].sum()
+    for weight, text in (
+        ({1: 2.0}, "class_weight is a dict; must be"), ([{}, {}], "a dict for each of 3 targets"),
+        ([{}, {5: 1.0}, {}], "5 is not a class of column 1"), ([{}, {}, {1: -1.0}], "finite numbers of at least 0"),
+    ):  # fmt: skip
+        with pytest.raises(SettingError, match=re.escape(text)):
+            Classifier(epochs=1, class_weight=weight).fit(x, y)
+    texts = np.array([["a", "b"], ["c", "d"]] * 120, object)
+    texts[7, 1] = None
+    with pytest.raises(gl.DataError, match="y is missing in row 7"):
+        Classifier(epochs=1).fit(x, texts)
+    with pytest.raises(gl.DataError, match="column 2 of y holds one class, '0'"):
+        Classifier(epochs=1).fit(x, y * [1, 1, 0])
+
+
+def test_a_saved_classifier_of_several_targets(tmp_path):
+    x, y = labels_of_rows()
+    one = Classifier(epochs=3).fit(x, y)
+    gl.save(one.model_, tmp_path / "m.safetensors")
+    model = gl.load(tmp_path / "m.safetensors")
+    assert model.targets == ["y 0", "y 1", "y 2"]
+    np.testing.assert_array_equal(model.predict(x), one.predict(x).astype(str))
+    assert model.score(x, y) == pytest.approx((one.predict(x) == y).mean())

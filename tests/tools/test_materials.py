@@ -17,7 +17,7 @@ assert spec is not None and spec.loader is not None
 materials: Any = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(materials)
 
-ALL = {"nanobind", "robin-map", "libc++", "libc++abi", "compiler_rt"}
+ALL = {"nanobind", "robin-map", "libc++", "libc++abi", "compiler_rt", "uPlot"}
 TARGETS = {
     "x86_64-linux-gnu.2.28": ALL | {"libunwind"},
     "x86_64-linux-musl": ALL | {"libunwind"},
@@ -115,4 +115,4 @@ def test_the_licence_of_the_project_is_an_expression() -> None:
     assert re.search(r'^license = "MIT"$', text, re.M) and "License ::" not in text
     (listed,) = re.findall(r"^license-files = \[(.*)\]$", text, re.M)
     files = {str(path.relative_to(ROOT)) for name in re.findall(r'"(.*?)"', listed) for path in ROOT.glob(name)}
-    assert files == {"LICENSE", "third_party/nanobind/LICENSE", "third_party/robin-map/LICENSE"}
+    assert files == {"LICENSE", *(f"third_party/{name}/LICENSE" for name in ("nanobind", "robin-map", "uPlot"))}

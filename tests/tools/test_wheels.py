@@ -39,7 +39,7 @@ def contents(**changed: bytes | None) -> dict[str, bytes]:
     files = {
         path.relative_to(ROOT / "src").as_posix(): path.read_bytes()
         for path in (ROOT / "src/gradloom").rglob("*")
-        if path.suffix in (".py", ".pyi", ".typed", ".wgsl")
+        if path.suffix in (".py", ".pyi", ".typed", ".wgsl", ".js", ".css")
     }
     files |= {
         f"{ABOUT}/METADATA": METADATA.encode(),

@@ -57,7 +57,37 @@ def cnn(**options: Any) -> tuple[nn.Module, gl.train.History]:
     return net, history
 
 
-RUNS = {"mlp": mlp, "cnn": cnn}
+class Heads(nn.Module):
+    """Two inputs, dropout and batch norm, two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 16), nn.Linear(6, 16)
+        self.norm, self.dropout = nn.BatchNorm(16), nn.Dropout(0.2)
+        self.ids, self.sums = nn.Linear(16, 3), nn.Linear(16, 1)
+
+    def forward(self, u: Any, v: Any) -> Any:
+        hidden = self.dropout(self.norm(gl.ops.tanh(self.left(u) + self.right(v))))
+        return {"ids": self.ids(hidden), "sums": self.sums(hidden)}
+
+
+def two_of(x: np.ndarray, y: np.ndarray) -> gl.data.Dataset:
+    """Two inputs and two labels, of features and classes."""
+    return gl.data.Dataset({"u": x, "v": x**2}, {"ids": y, "sums": x.sum(1)})
+
+
+def heads(**options: Any) -> tuple[nn.Module, gl.train.History]:
+    """Dicts of data, labels and losses, micro-batches."""
+    net = Heads()
+    data = two_of(X, Y)
+    if "val" in options:
+        options["val"] = {name: two_of(x, y) for name, (x, y) in options["val"].items()}
+    settings: dict[str, Any] = {"epochs": 4, "batch_size": 20, "micro_batch_size": 10, "val_split": 0.2, "seed": 3}
+    settings |= {"loss": {"ids": "cross_entropy", "sums": "mse"}, "loss_weights": {"sums": 0.1}, "progress": False}
+    return net, gl.fit(net, data, optimizer=gl.optim.AdamW(lr=0.02), **settings | options)
+
+
+RUNS = {"mlp": mlp, "cnn": cnn, "heads": heads}
 
 
 def outcome(net: nn.Module, history: gl.train.History) -> dict[str, np.ndarray]:
@@ -67,6 +97,7 @@ def outcome(net: nn.Module, history: gl.train.History) -> dict[str, np.ndarray]:
         for part, result in (("train", epoch.train), ("val", epoch.val)):
             if result is not None:
                 kept[f"{number}.{part}"] = np.array([result.loss, result.loss_unc, result.accuracy, result.ndata])
+                kept[f"{number}.{part}.each"] = np.array([*result.losses.values(), *result.accuracies.values()])
         kept[f"{number}.rates"] = np.array([epoch.epoch, *epoch.rates.values()])
     kept["predictions"] = history[-1].train.predictions
     kept["norms"] = history[-1].train.grad_norms

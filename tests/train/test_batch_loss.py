@@ -11,6 +11,7 @@ import gradloom as gl
 from gradloom import nn, ops
 from gradloom.base.errors import DataError, DTypeError, GraphError, NonFiniteError, SettingError, ShapeError
 from gradloom.parallel import threads
+from gradloom.run.budget import resident_when_settled
 from gradloom.run.null_backend import PLANNED
 from gradloom.train.duration import work
 from gradloom.train.source import PlannedSource
@@ -311,7 +312,9 @@ def test_an_evaluation_couples_the_rows_of_the_trainings_batches():
 def test_an_evaluation_within_a_budget_couples_the_same_rows():
     x, net = pairs(16), Towers().init(3)
     plain = gl.evaluate(net, x, loss=InfoNCE(), batch_size=8)
-    assert gl.evaluate(net, x, loss=InfoNCE(), batch_size=8, memory="4GiB").loss == plain.loss
+    assert (
+        gl.evaluate(net, x, loss=InfoNCE(), batch_size=8, memory=resident_when_settled() + (1 << 30)).loss == plain.loss
+    )
 
 
 def test_listeners_change_nothing():

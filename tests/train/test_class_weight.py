@@ -145,3 +145,85 @@ def test_balanced_is_that_of_scikit_learn():
 def test_what_cannot_weigh_is_refused(given, labels, message):
     with pytest.raises(gl.GradloomError, match=message):
         fit(net(), gl.data.Dataset(X, labels), class_weight=given)
+
+
+class Heads(gl.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = gl.nn.Linear(6, 2), gl.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return {"first": self.first(x), "second": self.second(x)}
+
+
+def of_heads():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(40, 6)).astype(np.float32)
+    first, second = (rng.random(40) < 0.2).astype(np.int32), rng.integers(0, 3, 40).astype(np.int32)
+    second[::7] = -100
+    return x, first, second
+
+
+def test_classes_of_one_output_are_weighted():
+    """The loss of that output is sum of w ce / sum of w, those of the others stay; ignored labels count for nothing."""
+    x, first, second = of_heads()
+    data = gl.data.Dataset(x, {"first": first, "second": second})
+    losses = {"first": "cross_entropy", "second": "cross_entropy"}
+    table = {0: 1.0, 1: 5.0, 2: 0.5}
+    for given, w_first, w_second in (
+        ({"second": table}, np.ones(40), np.array([1.0, 5.0, 0.5])[np.maximum(second, 0)]),
+        ({"first": "balanced"}, (40 / (2 * np.bincount(first)))[first], np.ones(40)),
+    ):
+        net = Heads().init(0)
+        out = gl.predict(net, x)
+        result = fit(net, data, loss=losses, class_weight=given, batch_size=40, epochs=1)[0].numbers()
+        want = []
+        for name, labels, weight in (("first", first, w_first), ("second", second, w_second)):
+            logits = out[name].astype(np.float64)
+            each = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(40), np.maximum(labels, 0)]
+            weight = np.where(labels < 0, 0, weight)
+            want.append((weight * each).sum() / weight.sum())
+            assert result[name] == pytest.approx(want[-1], rel=1e-5)
+        assert result["loss"] == pytest.approx(sum(want), rel=1e-5)
+
+
+def test_classes_of_an_output_by_position():
+    x, first, second = of_heads()
+    losses = ("cross_entropy", "cross_entropy")
+    data = gl.data.Dataset(x, {"first": first, "second": second})
+    of_keys = dict(zip(data.labels, losses, strict=True))
+    by_key = fit(Heads().init(0), data, loss=of_keys, class_weight={"first": "balanced"})
+
+    class Tuples(Heads):
+        def forward(self, v):
+            return tuple(super().forward(v).values())
+
+    made = fit(Tuples().init(0), gl.data.Dataset(x, (first, second)), loss=losses, class_weight=("balanced", None))
+    assert made[-1].train.loss == by_key[-1].train.loss
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("balanced", "several arrays of labels, and it is"),
+        ({"third": "balanced"}, "class_weight 'third': no such label; the data have first, second"),
+        ({"second": {7: 2.0}}, "class_weight 'second': no label is 7"),
+        ({"second": "balance"}, "must be 'balanced', a dict or an array"),
+        ({"first": [0.0, 0.0]}, "class_weight 'first': every label has weight 0"),
+    ],
+)
+def test_what_is_refused_by_output(given, text):
+    x, first, second = of_heads()
+    losses = {"first": "cross_entropy", "second": "cross_entropy"}
+    with pytest.raises((gl.SettingError, gl.DataError), match=text):
+        fit(Heads(), gl.data.Dataset(x, {"first": first, "second": second}), loss=losses, class_weight=given)
+
+
+def test_an_output_without_a_loss_or_ids_has_no_class_weights():
+    x, first, second = of_heads()
+    with pytest.raises(gl.SettingError, match="no loss for output 'second'"):
+        fit(Heads(), gl.data.Dataset(x, {"first": first, "second": second}), loss={"first": "cross_entropy"},
+            class_weight={"second": "balanced"})  # fmt: skip
+    with pytest.raises(gl.DataError, match="class_weight 'first': the data have labels of float32; need class ids"):
+        fit(Heads(), gl.data.Dataset(x, {"first": x[:, :2], "second": second}), loss={"first": "mse"},
+            class_weight={"first": "balanced"})  # fmt: skip

@@ -243,7 +243,8 @@ def test_every_function_refuses_what_names_no_devices(devices: Any, seen: str) -
         "predict": lambda: gl.predict(mlp(), data[0], devices=devices),
     }
     if not isinstance(devices, str):
-        asked["dp_train"] = lambda: gl.dp_train(mlp, [(data[0], data[1])], devices=devices, loss_fn=None, iterations=1)
+        given: dict[str, Any] = {"devices": devices, "loss_fn": "cross_entropy", "iterations": 1}
+        asked["dp_train"] = lambda: gl.dp_train(mlp, [(data[0], data[1])], **given)
     for name, ask in asked.items():
         with pytest.raises(gl.SettingError) as caught:
             ask()

@@ -10,7 +10,8 @@ import pytest
 
 import gradloom as gl
 from gradloom.train.display import BAR, Display, StepDisplay, arranged, duration, numbers, plural, rate
-from gradloom.train.metrics import Measures, Metric
+from gradloom.train.metric import Metric
+from gradloom.train.metrics import Measures
 from gradloom.train.result import Result
 
 

@@ -59,6 +59,29 @@ def test_more_iterations_are_as_if_it_had_never_stopped(iterations, tmp_path):
     assert same(train(), train(run=tmp_path, resume=True))
 
 
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, a, b):
+        return self.layer(a + b)
+
+
+def of_y(outputs, target):
+    return gl.ops.cross_entropy(outputs, target["y"])
+
+
+def test_the_order_of_keys_is_of_no_importance(tmp_path):
+    samples = [({"a": x, "b": x * 2}, {"y": y, "z": x[:, 0]}) for x, y in SAMPLES]
+    flipped = [tuple(dict(reversed(part.items())) for part in sample) for sample in samples]
+    options = {"loss_fn": of_y, "replicas": 2, "lr": 0.1, "threads": 1}
+    gl.dp_train(Sum, samples, iterations=4, run=tmp_path, **options)
+    found = gl.dp_train(Sum, flipped, iterations=8, run=tmp_path, resume=True, **options)
+    plain = gl.dp_train(Sum, samples, iterations=8, **options)
+    assert found.model.state_dict()["layer.weight"].tobytes() == plain.model.state_dict()["layer.weight"].tobytes()
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_time_that_is_up_ends_all_replicas_after_the_same_step(replicas, tmp_path):
     whole = train(replicas=replicas)

@@ -542,7 +542,24 @@ def test_an_error_of_the_users_keeps_its_kind() -> None:
     )
 
 
+def test_named_losses() -> None:
+    """The mean over the labels of all replicas: sums and weights of samples of different sizes add up."""
+    samples = [(x, np.where(np.arange(len(y)) % 3 == 1, -100, y)) for x, y in blobs([8, 2, 5, 6])]
+    options: dict[str, Any] = {"replicas": 2, "iterations": 3, "optimizer": gl.optim.SGD(lr=0.1)}
+    for loss in ("focal", gl.losses.CrossEntropy(label_smoothing=0.1)):
+        named = gl.losses.named(loss) if isinstance(loss, str) else loss
+        found = gl.dp_train(net, samples, loss_fn=loss, **options)
+        same = gl.dp_train(net, samples, loss_fn=lambda out, y, named=named: named.pair(out, y), **options)
+        assert found.loss_history == same.loss_history
+        both = tuple(np.concatenate(pair) for pair in zip(*samples[:2], strict=True))
+        whole = gl.dp_train(net, [both], loss_fn=loss, **options | {"replicas": 1, "iterations": 1})
+        assert found.loss_history[0] == pytest.approx(whole.loss_history[0], rel=1e-5)
+
+
 def test_bad_losses() -> None:
+    for loss, seen in (({"a": "mse"}, "a dict"), (3, "an int"), (gl.losses.Huber, "the class Huber")):
+        text = f"loss_fn is {seen}; must be a name or an object of gl.losses, or a function (outputs, target)"
+        refused(gl.SettingError, text, loss_fn=loss)
     at = "replica 0, sample 0, step 1: "
     need = "need a scalar, or a pair of scalars (sum, weight)"
     refused(gl.ShapeError, f"{at}loss_fn gave f32[4,3]; {need}", loss_fn=lambda out, y: out, replicas=1)

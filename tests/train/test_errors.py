@@ -211,7 +211,7 @@ REFUSED = {
     "an unknown loss": (
         lambda **o: fit(net(), loss="crossentropy", **o),
         gl.SettingError,
-        "must be one of cross_entropy, mse, mean, sum",
+        "must be one of cross_entropy, nll, kl, bce, focal",
     ),
     "targets of another shape": (
         lambda **o: fit(net(), (X, X[:, :2]), loss="mse", **o),

@@ -324,9 +324,9 @@ def test_rows_times_positions_in_a_graph():
 
 
 def test_graphs_that_are_no_model():
-    x, y = gl.input("x", (8, 4)), gl.input("y", (8, 4))
+    x = gl.input("x", (8, 4))
     for graph, message in (
-        (gl.Graph(x + y), "the graph has the inputs x, y; need one"),
+        (gl.Graph(x + gl.input("z", (1, 4))), r"x f32\[8,4\] and z f32\[1,4\], have different rows"),
         (gl.Graph(gl.parameter(1.0) * 2), "the graph has the inputs none; need one"),
         (gl.Graph(gl.set_loss(gl.ops.sum(x))), "the weight of a scalar is not known"),
         ((x * 2, x), r"the first of the pair is f32\[8,4\], no input"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.ops.philox import keep_mask
+from gradloom.base.philox import keep_mask
 from tests.refused import refused
 
 

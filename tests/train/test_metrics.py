@@ -293,7 +293,7 @@ def test_ranks_measure_the_same():
         ({"loss": mae}, "metrics: the name 'loss' is reserved or invalid; use another"),
         ({"a.b": mae}, "metrics: the name 'a.b' is reserved"),
         ({"mae_unc": mae}, "metrics: the name 'mae_unc' is reserved"),
-        ({"mae": 3}, r"Metric: an int must be a function \(outputs, labels, weights\)"),
+        ({"mae": 3}, r"Metric: an int must be a name, or a function \(outputs, labels, weights\)"),
         ({"mae": lambda: 3}, r"Metric: the function takes 0 arguments; need \(outputs, labels, weights\)"),
         (
             {"mae": lambda outputs, labels: outputs},

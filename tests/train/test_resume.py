@@ -56,7 +56,7 @@ def test_ctrl_c_in_a_pass(name, count, whole, tmp_path):
     """Inside a window, after its last micro-batch, at the end of a pass: one checkpoint, between two steps."""
     with pytest.raises(KeyboardInterrupt):
         RUNS[name](run=tmp_path, on_train_batch=stopping(count, KeyboardInterrupt))
-    per_step = 2 if name == "mlp" else 3
+    per_step = 3 if name == "cnn" else 2
     assert len(steps_in(tmp_path)) == (1 if count >= per_step else 0)
     if count >= per_step:
         assert json.loads((tmp_path / "run.json").read_text())["state"] == "interrupted"
@@ -331,7 +331,7 @@ def test_what_a_callback_freezes_and_thaws(count, tmp_path):
 @pytest.mark.parametrize("count", [1, 3, 5, 8])
 def test_evaluations_inside_of_epochs(name, count, tmp_path):
     """Early stopping and plateaus hear of them; an evaluation is made once, also where it is the last thing done."""
-    other = (X[:20], Y[:20]) if name == "mlp" else (IMAGES[:20], Y[:20])
+    other = (IMAGES[:20], Y[:20]) if name == "cnn" else (X[:20], Y[:20])
     options = {"eval_every": "2steps", "val": {"other": other}, "eval_rows": 7}
     whole = RUNS[name](**options)
     with pytest.raises(KeyboardInterrupt):
@@ -417,7 +417,7 @@ def session(name, folder, out, *options):
     return process.returncode == 0
 
 
-@pytest.mark.parametrize(("name", "seed"), [("mlp", 0), ("cnn", 1)])
+@pytest.mark.parametrize(("name", "seed"), [("mlp", 0), ("cnn", 1), ("heads", 2)])
 @pytest.mark.slow
 def test_killed_in_listeners(name, seed, whole, tmp_path):
     """SIGKILL in the listener of a drawn micro-batch: in windows, in validation, while a checkpoint is written."""

@@ -28,7 +28,10 @@ def as_array(name: str, data: Any) -> np.ndarray:
         raise DTypeError(
             f"{name}: {count} masked; need numbers everywhere: array.filled(...), rows of weight 0, or labels of -100"
         )
-    array = np.asarray(data)
+    try:
+        array = np.asarray(data)
+    except (TypeError, RuntimeError) as error:  # of a tensor of another library
+        raise DTypeError(f"{name}: {what_is(data)} is no array: {' '.join(str(error).split())[:120]}") from None
     if array.dtype == object:
         wide = next((x for x in array.flat if isinstance(x, int) and not -(1 << 63) <= x < 1 << 64), None)
         if wide is not None:
@@ -40,8 +43,9 @@ def uneven(data: Any) -> str:
     """The reason why nested lists form no array: the first entry whose shape differs from that of entry 0."""
     with contextlib.suppress(TypeError, ValueError):
         shapes = [_shape(entry) for entry in data]
-        at = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
-        return f"row {at} has shape {shapes[at]}, row 0 {shapes[0]}"
+        at = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        if at:
+            return f"row {at} has shape {shapes[at]}, row 0 {shapes[0]}"
     return "nested lists of different lengths"
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from .errors import DataError
 
+_NAMED = 20  # known texts in a message
+
 LONGEST = 1 << 24  # characters of a description: parsed, a character takes up to 24 bytes
 
 
@@ -140,7 +142,9 @@ class Described:
 
     def _text(self, key: str, value: object, among: tuple[str, ...] | None) -> str:
         if not isinstance(value, str) or (among is not None and value not in among):
-            raise self._bad(key, value, "a text" if among is None else " or ".join(repr(name) for name in among))
+            named = " or ".join(repr(name) for name in (among or ())[:_NAMED])
+            named += f" or one of {len(among) - _NAMED} others" if among is not None and len(among) > _NAMED else ""
+            raise self._bad(key, value, named or "a text")
         try:
             value.encode()
         except UnicodeEncodeError:

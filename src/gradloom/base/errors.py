@@ -127,7 +127,10 @@ class GradientError(GradloomError):
 
 
 class PlanError(GradloomError):
-    """A plan that its proof refuses. Always a fault of ours; the message names both nodes."""
+    """A plan that its proof refuses. Always a fault of ours; the message names both nodes. program: the program before
+    the passes, switches and device, where gl.compile has raised it."""
+
+    program: Any = None
 
 
 class BackendError(GradloomError):

@@ -11,7 +11,7 @@ class Exit(enum.IntEnum):
     """Exit codes of the command. A signal that ends it gives 128 + its number."""
 
     DONE = 0
-    FAILED = 1  # verify and doctor: something is wrong; the reader of stdout went away; a rank failed
+    FAILED = 1  # verify, doctor, replay: something is wrong; the reader of stdout went away; a rank failed
     REFUSED = 2  # bad input, or an output that cannot be written
     CLOSED = 129  # SIGHUP
     INTERRUPTED = 130  # SIGINT

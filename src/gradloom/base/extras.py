@@ -31,6 +31,7 @@ EXTRAS = {
     "llm": ("gguf", "tokenizers", "jinja2"),
     "gpu": ("wgpu",),
     "parquet": ("pyarrow",),
+    "images": ("pillow",),
     "sklearn": ("scikit-learn",),
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboardX",),

@@ -25,14 +25,17 @@ from .options import (
     option,
     whole_numbers,
 )
-from .training_options import JSON_HELP, OPTIMIZERS, EvalOptions, LogOptions, MemoryOptions, SaveOptions, StepOptions
-
-DATA_HELP = (
-    "A .txt; a .jsonl, .json, .csv, .parquet or .arrow of text, prompt and completion, or messages; or a folder with"
-    " train, valid and test."
+from .sample_options import CHECKED, DATA_HELP, PLANNED, TRAINED
+from .training_options import (
+    JSON_HELP,
+    OPTIMIZERS,
+    EvalOptions,
+    LogOptions,
+    MemoryOptions,
+    SaveOptions,
+    StepOptions,
+    WatchOptions,
 )
-PLANNED = "finetune plan"
-
 
 Widths = Annotated[list[Whole], Limit("different whole numbers of at least 1, such as 64,128")]
 Smoothing = Annotated[float, Limit("a number of at least 0 and below 0.5", (("ge", 0.0), ("lt", 0.5)))]
@@ -50,7 +53,7 @@ class ObjectiveOptions:
         'labelled texts their class "classify" or number "regress"; from pairs of texts that belong together "embed"; '
         "or a gl.llm.Objective. See docs/objectives.md",
         Flag(
-            PLANNED,
+            CHECKED,
             "sft: the texts; distil: a teacher's predictions on them; dpo, orpo, simpo, cpo: pairs of a chosen and a"
             " rejected completion; reward: a reward for each text, of such pairs; kto: completions that are judged good"
             " or bad; classify, regress: texts with a class or a number; embed: embeddings, of pairs of texts that"
@@ -64,57 +67,57 @@ class ObjectiveOptions:
     beta: Rate | None = option(
         None,
         "factor of rewards (dpo, kto: of ratios to the base model; orpo: of the odds), by default 0.1; simpo: 2",
-        Flag("finetune", "Factor of rewards. [default: 0.1; simpo 2]", Rate),
+        Flag(TRAINED, "Factor of rewards. [default: 0.1; simpo 2]", Rate),
         compared_as="objective",
     )
     loss_type: Literal["sigmoid", "hinge", "ipo"] | None = option(
         None,
         'of dpo and cpo: "sigmoid" (the default), "hinge" or "ipo"',
-        Flag("finetune", "Loss of dpo and cpo: sigmoid, hinge or ipo. [default: sigmoid]"),
+        Flag(TRAINED, "Loss of dpo and cpo: sigmoid, hinge or ipo. [default: sigmoid]"),
         typed="str | None",
         compared_as="objective",
     )
     label_smoothing: Smoothing | None = option(
         None,
         "of sigmoid losses (dpo, cpo, simpo): the share of pairs that are taken to be swapped, by default 0",
-        Flag("finetune", "Share of pairs that are taken to be swapped. [default: 0]"),
+        Flag(TRAINED, "Share of pairs that are taken to be swapped. [default: 0]"),
         compared_as="objective",
     )
     gamma: Decay | None = option(
         None,
         "of simpo: the margin by which rewards should differ, by default 0.5",
-        Flag("finetune", "Margin between the rewards of simpo. [default: 0.5]"),
+        Flag(TRAINED, "Margin between the rewards of simpo. [default: 0.5]"),
         compared_as="objective",
     )
     nll_weight: Decay | None = option(
         None,
         "of cpo: the weight of the cross entropy of the chosen completions, by default 1",
-        Flag("finetune", "Weight of the chosen completions' cross entropy in cpo. [default: 1]"),
+        Flag(TRAINED, "Weight of the chosen completions' cross entropy in cpo. [default: 1]"),
         compared_as="objective",
     )
     desirable_weight: Decay | None = option(
         None,
         "of kto: the weight of completions judged good, by default 1",
-        Flag("finetune", "Weight of good completions in kto. [default: 1]"),
+        Flag(TRAINED, "Weight of good completions in kto. [default: 1]"),
         compared_as="objective",
     )
     undesirable_weight: Decay | None = option(
         None,
         "of kto: the weight of completions judged bad, by default 1",
-        Flag("finetune", "Weight of bad completions in kto. [default: 1]"),
+        Flag(TRAINED, "Weight of bad completions in kto. [default: 1]"),
         compared_as="objective",
     )
     center_rewards_coefficient: Decay | None = option(
         None,
         "of reward: the weight of the squared sum of both rewards of a pair, which centres them at 0, by default 0",
-        Flag("finetune", "Weight of the squared sum of both rewards of a pair. [default: 0]"),
+        Flag(TRAINED, "Weight of the squared sum of both rewards of a pair. [default: 0]"),
         compared_as="objective",
     )
     teacher: Any = option(
         None,
         "of distil: the model whose predictions are learned, a Model or the path of a GGUF file or of a Hugging Face "
         "folder, with the same vocabulary. It is read in one pass before the training, then freed",
-        Flag(PLANNED, "The model whose predictions distil learns: GGUF, or a Hugging Face folder.", Place),
+        Flag(CHECKED, "The model whose predictions distil learns: GGUF, or a Hugging Face folder.", Place),
         typed="Model | str | os.PathLike[str] | None",
         compared_as="objective",
     )
@@ -122,26 +125,26 @@ class ObjectiveOptions:
         None,
         "of distil: the number of the teacher's likeliest tokens that are kept at each place, by default 64; the other "
         "tokens count as one",
-        Flag(PLANNED, "Number of the teacher's likeliest tokens that distil keeps. [default: 64]"),
+        Flag(CHECKED, "Number of the teacher's likeliest tokens that distil keeps. [default: 64]"),
         compared_as="objective",
     )
     temperature: Rate | None = option(
         None,
         "divisor of the logits of teacher and student (distil, by default 1), or of cosines (embed, by default 0.05)",
-        Flag(PLANNED, "Divisor of logits in distil, of cosines in embed. [default: 1; embed 0.05]", Rate),
+        Flag(CHECKED, "Divisor of logits in distil, of cosines in embed. [default: 1; embed 0.05]", Rate),
         compared_as="objective",
     )
     hard_weight: Share | None = option(
         None,
         "of distil: the share of the cross entropy of the data in the loss, by default 0",
-        Flag(PLANNED, "Share of the cross entropy of the data in the loss of distil. [default: 0]"),
+        Flag(CHECKED, "Share of the cross entropy of the data in the loss of distil. [default: 0]"),
         compared_as="objective",
     )
     class_weight: Any = option(
         None,
         'of classify: the weight of the loss of each class, {class: weight}, or "balanced": samples / (classes * '
         "samples of the class)",
-        Flag("finetune", "balanced: classes with fewer samples count more in the loss.", Literal["balanced"]),
+        Flag(TRAINED, "balanced: classes with fewer samples count more in the loss.", Literal["balanced"]),
         typed="Mapping[str, float] | str | None",
         compared_as="objective",
     )
@@ -149,7 +152,7 @@ class ObjectiveOptions:
         None,
         'of embed: "mean" over the hidden states of all tokens of a text, or that of the "last" one, its end; by '
         'default that of the adapter or of the model, else "last"',
-        Flag(PLANNED, "Embedding of a text: mean of its tokens, or last. [default: of adapter or model, else last]"),
+        Flag(CHECKED, "Embedding of a text: mean of its tokens, or last. [default: of adapter or model, else last]"),
         typed="str | None",
         compared_as="objective",
     )
@@ -158,8 +161,8 @@ class ObjectiveOptions:
         "of embed: numbers of first components that are to be embeddings by themselves, such as [64, 128]; the loss is "
         "the mean of theirs",
         Flag(
-            PLANNED,
-            "First components that are to be embeddings by themselves, such as 64,128. [default: all]",
+            CHECKED,
+            "First components that are embeddings, such as 64,128. [default: those of the adapter, else all]",
             Widths,
             parse=whole_numbers,
         ),
@@ -169,7 +172,7 @@ class ObjectiveOptions:
 
 
 @dataclass(frozen=True)
-class TuneOptions(ObjectiveOptions, StepOptions):
+class TuneOptions(ObjectiveOptions, StepOptions, WatchOptions):
     """Model, rows and optimiser steps of a fine-tuning."""
 
     method: Literal["lora", "full"] | None = option(
@@ -382,50 +385,6 @@ class AdapterOptions:
 
 
 @dataclass(frozen=True)
-class DataOptions:
-    """How samples are read (arguments of gl.llm.read_samples)."""
-
-    text_key: str | None = command_option(PLANNED, "Key of a text in .jsonl. [default: text]")
-    prompt_key: str | None = command_option(
-        PLANNED, "Key of the prompt in .jsonl; several, as a,b, are joined. [default: prompt; or instruction,input]"
-    )
-    completion_key: str | None = command_option(
-        PLANNED, "Key of the completion in .jsonl. [default: completion; or output]"
-    )
-    messages_key: str | None = command_option(
-        PLANNED, "Key of the messages in .jsonl. [default: messages or conversations]"
-    )
-    chosen_key: str | None = command_option(
-        PLANNED, "Key of the chosen completion in .jsonl of preferences. [default: chosen]"
-    )
-    rejected_key: str | None = command_option(
-        PLANNED, "Key of the rejected completion in .jsonl of preferences. [default: rejected]"
-    )
-    label_key: str | None = command_option(
-        PLANNED, "Key of the label in .jsonl of judged completions (true, false) or labelled texts. [default: label]"
-    )
-    anchor_key: str | None = command_option(PLANNED, "Key of the anchor in .jsonl of pairs. [default: anchor]")
-    positive_key: str | None = command_option(
-        PLANNED, "Key of the text that belongs to the anchor. [default: positive]"
-    )
-    negative_key: str | None = command_option(
-        PLANNED, "Key of a text that does not belong to the anchor. [default: negative]"
-    )
-    as_chat: bool = command_option(
-        PLANNED, "Format prompt and completion as question and answer by the chat template.", False
-    )
-    chat_template: Place | None = command_option(PLANNED, "A jinja2 file, in place of the model's own chat template.")
-    loss_on: Literal["assistant", "all"] | None = command_option(
-        "finetune",
-        "assistant: completions and the assistant's turns count; all: every token. [default: assistant; of texts all]",
-    )
-    skip_bad_lines: bool = command_option(PLANNED, "Skip and count invalid lines.", False)
-    special: bool = command_option(
-        PLANNED, "Read names of control tokens in the data, such as </s>, as these tokens. [default: as text]", False
-    )
-
-
-@dataclass(frozen=True)
 class FinetuneFiles:
     """Files that the command reads."""
 
@@ -447,5 +406,8 @@ class FinetuneOutput:
         "FILE.gguf, or for an adapter a folder (PEFT). [default: adapter.gguf; full model.gguf]",
         decided,
         saved=False,
+    )
+    html: Place | None = command_option(
+        "plan", "Also write memory maps of all programs to an .html file.", metavar="FILE", saved=False
     )
     json: bool = command_option(PLANNED, JSON_HELP, False, saved=False)

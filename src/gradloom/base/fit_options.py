@@ -11,6 +11,7 @@ from .options import (
     Flag,
     Limit,
     Name,
+    Names,
     Place,
     Rate,
     Share,
@@ -30,11 +31,14 @@ from .training_options import (
     RankOptions,
     SaveOptions,
     StepOptions,
+    WatchOptions,
 )
 
 Width = Annotated[int, Limit("a whole number of at least 1, below 2**31", (("ge", 1), ("le", (1 << 31) - 1)))]
 Widths = Annotated[list[Width], Limit("whole numbers of at least 1, such as 64,64, below 2**31; or nothing: no layer")]
 Members = Annotated[int, Limit("a whole number from 1 to 10,000", (("ge", 1), ("le", 10_000)))]
+Side = Annotated[int, Limit("a whole number from 1 to 4096", (("ge", 1), ("le", 4096)))]
+AUGMENT = Literal["crop", "flip", "rotate", "color", "erase"]
 SCORES = Literal[
     "accuracy", "balanced_accuracy", "f1_macro", "roc_auc", "log_loss", "brier", "rmse", "mae", "r2"
 ]  # fmt: skip
@@ -64,6 +68,12 @@ class PassOptions:
         "passes over the training rows; 0 trains nothing",
         Flag("fit", "Passes over the training rows. [default: depends on the number of rows]", Whole, decided),
     )
+    steps_per_epoch: Whole | None = option(
+        None,
+        "of an iterable of batches: batches of an epoch, by default all of an iteration. The next epoch continues the "
+        "iteration, and begins another one where it ends",
+        compared_as="steps per epoch",
+    )
     batch_size: Whole = option(
         32,
         "rows per optimiser step; fewer training rows than that are one smaller batch",
@@ -81,7 +91,7 @@ class PassOptions:
         "share of the rows, the last in the order by the seed, that is for validation and never trained on",
         Flag(
             "fit",
-            "Share of the training rows to validate on. [default: none of a table, 0.05 of idx]",
+            "Share of the training rows to validate on. [default: none of a table, 0.05 of a folder]",
             default=decided,
         ),
         compared_as="rows",
@@ -101,7 +111,9 @@ class PassOptions:
 
 
 @dataclass(frozen=True)
-class FitOptions(PassOptions, EvalOptions, StepOptions, RankOptions, SaveOptions, LogOptions, MemoryOptions):
+class FitOptions(
+    PassOptions, EvalOptions, StepOptions, RankOptions, SaveOptions, LogOptions, WatchOptions, MemoryOptions
+):  # fmt: skip
     """Options of gl.fit."""
 
 
@@ -110,9 +122,16 @@ class TableOptions:
     """Columns of a table."""
 
     data: Place = command_option(
-        "fit", "A .csv, .csv.gz, .parquet or .npz file, or a folder of idx files.", MISSING, is_argument=True
+        "fit",
+        "A .csv, .csv.gz, .parquet or .npz file, a folder of idx files, or one of images: FOLDER/CLASS/1.jpg.",
+        MISSING,
+        is_argument=True,
     )
-    target: str | None = command_option("fit", "Column or array to predict. [default: the last column]")
+    target: Names | None = command_option(
+        "fit",
+        "Column or array to predict; several columns of a table: once for each. [default: the last column]",
+        parse=str,
+    )
     task: Literal["classification", "regression"] | None = command_option(
         "fit", "classification or regression. [default: from the target]"
     )
@@ -130,19 +149,47 @@ class TableOptions:
     test: Place | None = command_option("fit", "A file of test rows. [default: a fifth of the rows]")
 
 
+def _names_or_none(text: str) -> list[str]:
+    """a,b; no name for "none"."""
+    return [] if text.strip().lower() == "none" else commas(text.lower())
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """Images of a folder."""
+
+    image_size: Side | None = command_option(
+        "fit",
+        "Pixels of a side to which the images of a folder are resized and cut. [default: their common size up to 256, "
+        "else the median of their shorter sides, at most 128]",
+    )
+    augment: list[AUGMENT] = command_option(
+        "fit",
+        "Random changes of the training images of a folder: crop (shifts by up to an eighth), flip (left and right), "
+        "rotate (up to 15 degrees), color (brightness, contrast, saturation), erase (a box); or none. [default: crop]",
+        decided,
+        parse=_names_or_none,
+    )
+    corrupt: Literal["skip", "error"] = command_option(
+        "fit", "Images of a folder that cannot be decoded: skip or error. [default: skip]", decided
+    )
+
+
 @dataclass(frozen=True)
 class NetworkOptions:
     """The network of the command, its optimiser and its loss."""
 
     hidden: Widths = command_option(
         "fit",
-        "Widths of the hidden layers, such as 64,64. [default: 128,128; images 500]",
+        "Widths of the hidden layers, such as 64,64; of images the channels of the convolutions. "
+        "[default: 128,128; arrays 500; of images by their size and number]",
         decided,
         parse=whole_numbers,
     )
     dropout: Share = command_option(
         "fit",
-        "Share of each hidden layer's outputs that a training step leaves out; 0: none. [default: 0.1; images 0]",
+        "Share of each hidden layer's outputs that a training step leaves out; 0: none. [default: 0.1; arrays 0; of "
+        "the last block of images 0.2]",
         decided,
     )
     ensemble: Members = command_option(
@@ -160,8 +207,10 @@ class NetworkOptions:
         parse=str.lower,
     )
     groups: list[Group] | None = command_option("fit", None)
-    loss: Literal["cross_entropy", "mse"] = command_option(
-        "fit", "cross_entropy or mse. [default: cross_entropy for classes, else mse]", decided
+    loss: Literal["cross_entropy", "mse", "l1", "huber"] = command_option(
+        "fit",
+        "cross_entropy or mse; of a regression mse, l1 or huber. [default: cross_entropy for classes, else mse]",
+        decided,
     )
     val: dict[str, Place] | None = command_option(
         "fit",

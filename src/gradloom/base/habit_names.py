@@ -61,11 +61,13 @@ channels num_features num_channels
 n_in in_features input_dim input_size input_shape
 n_out out_features output_dim output_size units
 features normalized_shape embed_dim embedding_dim d_model hidden_size dim model_dim dims
-count num_embeddings vocab_size
+count num_embeddings vocab_size num_parameters
 heads num_heads n_heads nhead
 kv_heads num_kv_heads num_key_value_heads
+input_size n_in in_features input_dim
+hidden_size units features
 rate p dropout_rate drop_prob
-eps epsilon adam_epsilon
+eps epsilon adam_epsilon layer_norm_eps
 beta1 b1 adam_beta1
 beta2 b2 adam_beta2
 rho alpha
@@ -111,7 +113,7 @@ top_p topp
 temperature temp
 stop stop_strings stop_sequences stop_words
 prompt text input question
-hidden hidden_layer_sizes hidden_sizes hidden_units layers
+hidden hidden_layer_sizes hidden_sizes hidden_units layers dim_feedforward ffn_dim
 ensemble n_estimators members
 out output outfile output_file o
 target label label_column target_column y
@@ -151,11 +153,10 @@ num_workers: leave it out: batches are gathered by the training itself
 pin_memory: leave it out
 fp16 bf16 amp mixed_precision: use precision="bf16"
 gradient_checkpointing: not supported; use a smaller micro_batch_size=
+data_format: leave it out: images are [N, C, H, W]
 padding_mode: not supported: padding is with zeros; use gl.ops.pad(x, pads, value)
-groups: not supported; use one gl.nn.Conv2d for each group
 bias_initializer: not supported; use layer.bias.assign(array)
 kernel_initializer: not supported; use layer.weight.assign(array)
-batch_first: leave it out: rows are [batch, tokens, features]
 label_smoothing: not supported; use float label rows: labels [rows, classes] as probabilities
 ignore_index: leave it out: a label of -100 is ignored
 reduction: not supported; use the mean over the rows, or gl.ops.cross_entropy_pair for (sum, weight)
@@ -175,7 +176,6 @@ sample_weight: use gl.data.Dataset(x, y, weights=...) as data
 shuffle: leave it out: the training rows are shuffled before each epoch, by seed=
 y labels x: use data=(x, y)
 steps: use epochs=
-steps_per_epoch: leave it out: an epoch is one pass over the data
 gradient_accumulation_steps accumulate: use batch_size= for the rows of a step and micro_batch_size= for those at
     once
 jit_compile: leave it out: models are always compiled
@@ -242,8 +242,17 @@ echo: leave it out: the result is what follows the prompt
 streamer: use stream=, a function that gets each piece of text
 [Flatten]
 start_dim end_dim: leave it out: all axes but the first become one
-[Softmax]
-dim axis: leave it out: the last axis is normalised; gl.ops.softmax(x, axis) takes another
+[MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer]
+batch_first: leave it out: rows are [batch, tokens, features]
+[LSTM GRU RNN]
+proj_size: not supported; use a gl.nn.Linear behind it
+return_sequences: leave it out: the result is (outputs, state)
+[GroupNorm]
+num_groups: use groups=
+[InstanceNorm]
+track_running_stats momentum: not supported: statistics are those of each row; use gl.nn.BatchNorm
+[Softplus]
+threshold: leave it out: large values do not overflow
 [cross_entropy]
 weight: use weights=, one for each row; class_weight= of gl.fit weighs classes
 [transpose]
@@ -311,8 +320,6 @@ state_bits optim_bits: not supported; use gl.optim.AdamW, gl.optim.Adam or gl.op
 [DataLoader]
 collate_fn: not supported; use arrays, or a gl.data.Dataset
 sampler: not supported; use shuffle=True, seed=
-[Conv2d]
-data_format: leave it out: images are [N, C, H, W]
 [EarlyStopping]
 verbose: leave it out
 [conv2d]
@@ -345,10 +352,13 @@ repeat_back: use gl.ops.sum(x, axes)
 acc: use gl.ops.add(x, y)
 gelu_erf: use gl.ops.gelu(x)
 gelu_quick: not supported; use gl.ops.gelu_tanh(x)
-hardswish hardsigmoid: not supported; use gl.ops.silu(x)
 swiglu_split swiglu_oai: use gl.ops.swiglu
-conv_1d conv_transpose_2d conv_3d: not supported; use gl.ops.conv2d
-upscale interpolate: not supported; use gl.ops.repeat(x, reps)
+conv_1d: use gl.ops.conv1d(x, w)
+conv_transpose_1d: use gl.ops.conv_transpose1d(x, w)
+conv_transpose_2d: use gl.ops.conv_transpose2d(x, w)
+conv_2d_dw: use gl.ops.conv2d(x, w, groups=groups)
+conv_3d: not supported; use gl.ops.conv2d
+upscale resize: use gl.ops.interpolate(x, size)
 argsort top_k: not supported; use NumPy on x.numpy()
 tri triu: not supported; use a constant mask of NumPy with gl.ops.where
 cross_entropy_loss_back soft_max_back: use gl.gradients(outputs, wrt)
@@ -366,33 +376,45 @@ GGML_TYPE_F32 TYPE_F32 type_f32: use the text "f32" as dtype
 quantize quantize_chunk: not supported alone; use gl.llm.merge(model_path, adapter_path, out_path, kind="q8_0")
 gguf_init_from_file: use gl.llm.load("model.gguf")
 Dense: use gl.nn.Linear(n_in, n_out, activation=None)
-LeakyReLU: use gl.nn.Linear(n_in, n_out, activation="leaky_relu"), or gl.ops.leaky_relu(x) in forward
-ELU: use gl.nn.Linear(n_in, n_out, activation="elu"), or gl.ops.elu(x) in forward
-Softplus: use gl.nn.Linear(n_in, n_out, activation="softplus"), or gl.ops.softplus(x) in forward
 SELU: not supported; use gl.nn.GELU()
-Mish: not supported; use gl.nn.SiLU()
 Swish: use gl.nn.SiLU()
 Conv2D Convolution2D: use gl.nn.Conv2d(channels_in, channels_out, kernel)
-Conv1d Conv1D: not supported; use gl.nn.Conv2d on [N, C, 1, L] with kernel=(1, k)
-Conv3d ConvTranspose2d: not supported; use gl.nn.Conv2d
+Conv1D Convolution1D: use gl.nn.Conv1d(channels_in, channels_out, kernel)
+Conv3d Conv3D: not supported; use gl.nn.Conv2d
+Conv2DTranspose: use gl.nn.ConvTranspose2d(channels_in, channels_out, kernel)
+Conv1DTranspose: use gl.nn.ConvTranspose1d(channels_in, channels_out, kernel)
+DepthwiseConv2D: use gl.nn.Conv2d(channels_in, channels_out, kernel, groups=channels_in)
+SeparableConv2D: use gl.nn.Conv2d(channels_in, channels_out, kernel, groups=channels_in), then one with kernel 1
 BatchNorm1d BatchNorm2d BatchNormalization SyncBatchNorm: use gl.nn.BatchNorm(channels)
 LayerNormalization: use gl.nn.LayerNorm(features)
-GroupNorm: use gl.ops.group_norm(x, groups) in forward
-InstanceNorm2d: use gl.ops.group_norm(x, channels) in forward
 MaxPooling2D MaxPool2D: use gl.nn.MaxPool2d(kernel)
 AveragePooling2D AvgPool2D: use gl.nn.AvgPool2d(kernel)
-AdaptiveAvgPool2d GlobalAveragePooling2D: use gl.ops.mean(x, axes=(2, 3)) in forward
-Dropout2d: use gl.nn.Dropout(rate)
-Identity: not supported; leave the layer out
-ModuleList: use a list of modules as an attribute
-ModuleDict: use a dict of modules as an attribute
 ParameterList: use a list of parameters as an attribute
 Buffer: use gl.parameter(data, trainable=False)
-Transformer TransformerEncoderLayer: use gl.nn.MultiheadAttention(features, heads), gl.nn.LayerNorm and
-    gl.nn.Linear in a gl.nn.Module
+Transformer TransformerEncoder TransformerDecoder TransformerBlock: use gl.nn.TransformerEncoderLayer(features, heads)
+    and gl.nn.TransformerDecoderLayer(features, heads) in a gl.nn.Module
 MultiHeadAttention: use gl.nn.MultiheadAttention(features, heads)
-LSTM GRU RNN LSTMCell: not supported; use gl.nn.MultiheadAttention(features, heads, causal=True)
-Upsample: not supported; use gl.ops.repeat
+SimpleRNN RNNCell: use gl.nn.RNN(input_size, hidden_size)
+LSTMCell: use gl.nn.LSTM(input_size, hidden_size) with one step
+GRUCell: use gl.nn.GRU(input_size, hidden_size) with one step
+Bidirectional: use bidirectional=True of gl.nn.LSTM, gl.nn.GRU or gl.nn.RNN
+pack_padded_sequence pad_packed_sequence PackedSequence: use lengths in the call of a gl.nn.LSTM, gl.nn.GRU or
+    gl.nn.RNN
+SinePositionEncoding SinusoidalPositionalEncoding: use gl.nn.PositionalEncoding(features)
+InstanceNorm1d InstanceNorm2d InstanceNorm3d: use gl.nn.InstanceNorm(channels)
+GroupNormalization: use gl.nn.GroupNorm(groups, channels)
+GlobalAveragePooling2D GlobalAvgPool2D: use gl.nn.AdaptiveAvgPool2d(1), then gl.nn.Flatten()
+GlobalMaxPooling2D GlobalMaxPool2D: use gl.nn.AdaptiveMaxPool2d(1), then gl.nn.Flatten()
+GlobalAveragePooling1D AdaptiveAvgPool1d: use gl.ops.mean(x, axes) in forward
+GlobalMaxPooling1D AdaptiveMaxPool1d: use gl.ops.max(x, axes) in forward
+UpSampling2D Resizing UpsamplingNearest2d UpsamplingBilinear2d: use gl.nn.Upsample(size)
+SpatialDropout2D FeatureAlphaDropout: use gl.nn.Dropout2d(rate)
+AlphaDropout: not supported; use gl.nn.Dropout(rate)
+Unflatten Reshape: use gl.ops.reshape(x, shape) in forward
+Permute: use gl.ops.permute(x, axes) in forward
+Add: use gl.nn.Residual(layer), or x + y in forward
+Concatenate: use gl.ops.concat(values, axis) in forward
+ZeroPad2d ZeroPadding2D ReflectionPad2d: use gl.ops.pad(x, pads) in forward: with zeros
 Lambda: use a gl.nn.Module with a forward
 Input InputLayer: leave it out: the first layer's n_in is the input's size
 Layer: use gl.nn.Module
@@ -402,14 +424,23 @@ layers: use gl.nn
 keras: use gl.nn and gl.fit
 init: use model.init(seed), or parameter.assign(array)
 utils: use gl.optim.clip_grad_norm(grads, max_norm) to clip gradients
-CrossEntropyLoss NLLLoss SparseCategoricalCrossentropy CategoricalCrossentropy nll_loss softmax_cross_entropy
-    cross_entropy_loss losses KLDivLoss: use loss="cross_entropy" of gl.fit, or gl.ops.cross_entropy(logits,
-    labels)
-MSELoss MeanSquaredError mse_loss SmoothL1Loss HuberLoss: use loss="mse" of gl.fit, or gl.ops.mse(pred, target)
-BCELoss BCEWithLogitsLoss BinaryCrossentropy binary_cross_entropy binary_cross_entropy_with_logits: not supported;
-    use two outputs with loss="cross_entropy" of gl.fit
-L1Loss: use a function as loss= of gl.fit: lambda pred, y: gl.ops.mean(abs(pred - y), axes=1)
-l1_loss: use gl.ops.mean(abs(pred - target))
+CrossEntropyLoss SparseCategoricalCrossentropy CategoricalCrossentropy softmax_cross_entropy cross_entropy_loss:
+    use loss="cross_entropy" of gl.fit, or gl.ops.cross_entropy(logits, labels)
+MSELoss MeanSquaredError mse_loss: use loss="mse" of gl.fit, or gl.ops.mse(pred, target)
+BCELoss BCEWithLogitsLoss BinaryCrossentropy binary_cross_entropy binary_cross_entropy_with_logits: use loss="bce" of
+    gl.fit, or gl.losses.BCE(), on logits
+BinaryFocalCrossentropy CategoricalFocalCrossentropy sigmoid_focal_loss: use loss="focal" of gl.fit, or
+    gl.losses.Focal()
+NLLLoss nll_loss: use loss="nll" of gl.fit, or gl.losses.NLL()
+KLDivLoss KLDivergence kl_div: use loss="kl" of gl.fit, or gl.losses.KL()
+HuberLoss huber_loss: use loss="huber" of gl.fit, or gl.losses.Huber()
+SmoothL1Loss smooth_l1_loss: use loss="smooth_l1" of gl.fit, or gl.losses.SmoothL1()
+L1Loss MeanAbsoluteError l1_loss: use loss="l1" of gl.fit, or gl.losses.L1()
+HingeLoss: use loss="hinge" of gl.fit, or gl.losses.Hinge()
+PoissonNLLLoss poisson_nll_loss Poisson: use loss="poisson_nll" of gl.fit, or gl.losses.PoissonNLL()
+GaussianNLLLoss gaussian_nll_loss: use loss="gaussian_nll" of gl.fit, or gl.losses.GaussianNLL()
+TripletMarginLoss triplet_margin_loss: use loss="triplet" of gl.fit, or gl.losses.Triplet()
+CosineEmbeddingLoss cosine_embedding_loss CosineSimilarity: use loss="cosine" of gl.fit, or gl.losses.Cosine()
 cat concatenate: use gl.ops.concat(values, axis)
 hstack: use gl.ops.concat(values, axis=1)
 vstack: use gl.ops.concat(values, axis=0)
@@ -508,7 +539,7 @@ set_num_threads: use threads= of gl.fit or gl.compile
 save_model save_file: use gl.save(model, path)
 load_model: use gl.load(path)
 load_weights load_file: use gl.load(model, path)
-relu6: use gl.ops.clamp(x, min=0.0, max=6.0)
+relu6 ReLU6: use gl.ops.clamp(x, min=0.0, max=6.0)
 swish: use gl.ops.silu(x)
 eval: use gl.evaluate(model, data)
 mlx: use gl
@@ -721,10 +752,32 @@ train_test_split: use val_split= of gl.fit
 # Values of settings: those of other libraries
 VALUES = _tables("""
 [loss]
-sparse_categorical_crossentropy categorical_crossentropy crossentropy ce nll crossentropyloss: use 'cross_entropy'
-binary_crossentropy bce logistic: use 'cross_entropy' with two outputs
-mean_squared_error l2 squared_error: use 'mse'
-mae l1 mean_absolute_error huber: use a function: lambda pred, y: gl.ops.mean(abs(pred - y), axes=1)
+sparse_categorical_crossentropy categorical_crossentropy crossentropy ce crossentropyloss: use 'cross_entropy'
+binary_crossentropy bce_with_logits binary_cross_entropy_with_logits logistic: use 'bce'
+binary_cross_entropy bcewithlogitsloss: use 'bce'
+mean_squared_error l2 squared_error mse_loss: use 'mse'
+mae mean_absolute_error absolute_error l1_loss: use 'l1'
+huber_loss: use 'huber'
+kl_div kl_divergence kullback_leibler_divergence: use 'kl'
+nll_loss: use 'nll'
+pinball pinball_loss: use 'quantile'
+poisson: use 'poisson_nll'
+triplet_margin: use 'triplet'
+cosine_embedding cosine_similarity: use 'cosine'
+[metrics]
+accuracy acc: leave it out: always measured with cross_entropy and nll; with bce use 'binary_accuracy'
+confusion_matrix: use gl.metrics.confusion_matrix(outputs, labels) of arrays
+top_k top_k_categorical_accuracy top_k_accuracy: use 'top_5', or gl.metrics.TopK(k=3)
+fbeta: use 'f_beta'
+auc: use 'roc_auc'
+ap: use 'average_precision'
+jaccard mean_iou meaniou: use 'iou'
+r2_score: use 'r2'
+expected_calibration_error calibration_error: use 'ece'
+mean_absolute_error l1: use 'mae'
+mean_absolute_percentage_error: use 'mape'
+root_mean_squared_error: use 'rmse'
+mse mean_squared_error: use 'rmse', or the loss 'mse'
 [activation]
 softmax: leave it out: the loss cross_entropy takes logits
 linear none identity: use None

@@ -21,7 +21,9 @@ R = TypeVar("R")
 # Modules whose public names are searched, and how users write them
 _MODULES = {
     "gradloom.nn": "gl.nn", "gradloom.optim": "gl.optim", "gradloom.ops": "gl.ops", "gradloom.train": "gl.train",
+    "gradloom.losses": "gl.losses", "gradloom.metrics": "gl.metrics",
     "gradloom.optim.schedules": "gl.optim.schedules", "gradloom.data": "gl.data", "gradloom.llm": "gl.llm",
+    "gradloom.data.transforms": "gl.data.transforms",
     "gradloom": "gl",
 }  # fmt: skip
 

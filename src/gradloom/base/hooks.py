@@ -5,7 +5,8 @@ The root package connects the hooks below to loaders of their functions; the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from .locks import building
@@ -35,4 +36,16 @@ class Hook(Generic[P, R]):
 
 need_device: Hook[[str, str], None] = Hook()  # (place, name): SettingError where this device cannot compute here
 eager_recorder: Hook[[], Any] = Hook()  # what records eager operations now (eager/trace.py: Trace)
+run_page: Hook[[Any], str] = Hook()  # a History or a fine-tuning as a notebook shows it (reports/run_report.py)
+plan_of_run: Hook[[Any], Any] = Hook()  # (settings.toml of a fine-tuning): its MemoryPlan, planned again (cli/plan.py)
+predicted_by_run: Hook[[Any, Mapping[str, Any]], Any] = Hook()  # (settings.toml, run.json): cli/validated.py
+profile_of_run: Hook[[Any], Any] = Hook()  # (settings.toml of a run): profiles of its step by name (cli/profile.py)
+save_profiles: Hook[[Any, Any], None] = Hook()  # (path, profiles by name): writes their page (reports/time_section.py)
+save_plan: Hook[[Any, Any], None] = Hook()  # (plan, path): writes the page of a plan (reports/plan_page.py)
+show_plan: Hook[[Any], None] = Hook()  # opens the page of a plan
+profiler: Hook[[Any, Mapping[str, Any], int], Any] = Hook()  # (executable, feeds, steps): run/profile.py: profile
+watcher: Hook[[Any, Any, Any, Any, Any], Any] = Hook()  # (executable, ...): run/watch.py: watch
+shower: Hook[[Any, Any], None] = Hook()  # (executable, nodes of gl.ops.show): run/watch.py: print_shown
+print_value: Hook[[str, Any], None] = Hook()  # (name, array): a line of gl.ops.show (run/show.py)
+write_file: Hook[[str | os.PathLike[str], bytes], None] = Hook()  # writes a file whole or not at all (files/atomic.py)
 device_backends: dict[str, Callable[[], object]] = {}  # by name: imports a backend, which registers itself

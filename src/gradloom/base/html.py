@@ -17,6 +17,11 @@ def html_text(text: str) -> str:
     return f"<pre>{html.escape(text)}</pre>"
 
 
+def html_details(summary: str, text: str) -> str:
+    """A line that opens to a longer text."""
+    return f"<details><summary>{html.escape(summary)}</summary>{html_text(text)}</details>"
+
+
 def _row(kind: str, cells: Sequence[object]) -> str:
     style = ' style="text-align:left"'
     return f"<tr>{''.join(f'<{kind}{style}>{html.escape(str(cell))}</{kind}>' for cell in cells)}</tr>"

@@ -59,127 +59,24 @@ _LAYERS = when(
     Key("gpu_layers", int, "last blocks on the GPU"),
     Key("gpu_head", bool, "whether the output matrix is on the GPU"),
 )
-_PEAK = Key("peak_bytes", int, "peak of resident memory of the process, measured", "bytes")
-_INTERRUPTED = Key("interrupted", bool, "whether a signal ended the command")
+PEAK = Key("peak_bytes", int, "peak of resident memory of the process, measured", "bytes")
+INTERRUPTED = Key("interrupted", bool, "whether a signal ended the command")
 _SECONDS = Key("seconds", float, "duration", "s")
-_PREDICTED = Key(
+PREDICTED_SECONDS = Key(
     "predicted_seconds", float, "duration of training and validation, predicted before the first step", "s",
     "on the CPU of one process, from 5 s",
 )  # fmt: skip
 
-# ---- fit and predict ------------------------------------------------------------------------------------------------
-
-_READ = "once the data are read"
-_CLASSES = "for classification"
+READ = "once the data are read"
 _REWARDS = "mean reward and log-probability of a side: of the validation rows, or without any of those trained on"
 _SIDES = "for preferences"
-_ROW_LOSS = "nats/row; of mse squared standard deviations of the target"
 _LOSS = "nats/token of sft; of regress squared standard deviations; else nats/sample, or see docs/objectives.md"
-_SPREADS = "uncertainty (standard error) of the number of that name"
-_EPOCH = (
+SPREADS = "uncertainty (standard error) of the number of that name"
+EPOCH = (
     Key("epoch", int, "from 1"),
     Key("seconds", float, "of the epoch with its validation", "s"),
     Key(r"lr.*", float, "learning rate; with groups one for each", pattern=True),
     Key(r".+", Number, "loss, accuracy, ... of training; val_loss, ... of validation; grad_norm_mean", pattern=True),
-)
-_OF_A_CLASS = (
-    Key("precision", float, "correct rows among those predicted as this class"),
-    Key("recall", float, "rows of this class that were predicted as it"),
-    Key("f1", float, "harmonic mean of both"),
-    Key("rows", int, "test rows of this class"),
-)
-FIT = Document(
-    "gradloom.fit/1",
-    "`gradloom fit --json`, `gradloom rerun --json` of a fit, `result.json`",
-    (
-        Key("data", str, "DATA as given"),
-        Key("model", str | None, "the saved model; null if nothing was saved"),
-        Key("steps", int, "optimiser steps done"),
-        _INTERRUPTED,
-        *when(
-            _READ,
-            Key("ending", str, "done, stopped after a time, interrupted, or stopped by an error"),
-            Key("task", str, "classification or regression"),
-            Key("target", str, "name of the target column"),
-            Key("rows_train", int, "rows trained on"),
-            Key("rows_val", int, "rows validated on"),
-            Key("rows_test", int, "test rows"),
-            Key("folds", int | None, "folds of an ensemble, each left out by one network"),
-            Key("train_loss", Number, "training loss in the epoch of the saved weights", _ROW_LOSS, "after a step"),
-            Key("val_loss", Number, "the same of the validation rows", _ROW_LOSS, "with validation rows"),
-            Key("test_loss", Number, "loss of the test rows", _ROW_LOSS, "at the end, with test rows"),
-            Key(r"(train|val)_accuracy", float, "share of correct rows", when=_CLASSES, pattern=True),
-            Key(r"(train|val|test)_.+_unc", Number, _SPREADS, when="if defined", pattern=True),
-            Key(
-                r"test_(accuracy|balanced_accuracy|f1_macro|roc_auc|log_loss|brier)", Number,
-                "scores of the test rows, by scikit-learn's definitions", when=f"at the end, {_CLASSES}", pattern=True,
-            ),
-            Key(
-                r"test_(r2|rmse|mae)", Number, "scores of the test rows, in units of the target",
-                when="at the end, for regression", pattern=True,
-            ),
-            Key("test_classes", {str: _OF_A_CLASS}, "scores of each class by its name", when=f"at the end, {_CLASSES}"),
-            Key(
-                "test_confusion", list[list[int]], "test rows by true class (first index) and predicted class", "rows",
-                f"at the end, {_CLASSES}, up to 50 classes",
-            ),
-            Key("baseline", str, "the constant prediction that the test scores are compared with", when="at the end"),
-            Key(r"baseline_(accuracy|log_loss|rmse|mae)", float, "its scores", when="at the end", pattern=True),
-            Key(r".+\..+", Number, "NAME.loss, ... of a validation set", when="with `--val`", pattern=True),
-            Key("saved_epoch", int | None, "epoch of the saved weights"),
-            Key("hidden", list[int], "widths of the hidden layers"),
-            Key("epochs", int, "whole epochs done"),
-            Key("batch_size", int, "rows per step"),
-            Key("micro_batch_size", int | None, "rows computed at a time; null: the batch"),
-            Key("lr", float, "learning rate at the start"),
-            Key("loss", str, "name of the loss"),
-            Key("precision", str, "f32 or bf16"),
-            Key("optimizer", str, "its name"),
-            Key("seed", int, "random seed"),
-            Key("ranks", int, "processes"),
-            Key("seconds", float, "of training and validation", "s"),
-            _PREDICTED,
-            Key("rows_per_second", int | None, "rows trained on", "1/s"),
-            Key("parameters", int, "numbers in the network's parameters"),
-            _PEAK,
-            Key("planned_bytes", int, "planned memory of a step", "bytes", "after an epoch"),
-            Key("device_bytes", int, "memory of the GPU", "bytes", "with `--device gpu`"),
-            Key("notes", list[str], "decisions on the data"),
-            Key("warnings", list[str], "warnings about data and results"),
-            Key("history", [_EPOCH], "an object for each whole epoch"),
-        ),
-    ),
-)  # fmt: skip
-_KNOWN_TARGET = "if DATA has the target"
-_SCORES = (
-    Key("rows_with_target", int, "rows with a known target"),
-    *when(
-        "with such rows",
-        Key("accuracy", float, "share of correct rows", when=_CLASSES),
-        Key(r"r2|rmse|mae", Number, "scores, in units of the target", when="for regression", pattern=True),
-        Key(r".+_unc", Number, _SPREADS, when="if defined", pattern=True),
-    ),
-)
-PREDICT = Document(
-    "gradloom.predict/1",
-    "`gradloom predict --json`",
-    (
-        Key("model", str, "MODEL as given"),
-        Key("data", str, "DATA as given"),
-        Key("task", str, "classification or regression; of texts also reward"),
-        Key("target", str, "name of the target column"),
-        Key("lora", str | None, "the adapter", when="with a language model"),
-        Key("rows", int, "rows of DATA"),
-        Key("out", str | None, "the CSV file; null without `--out`"),
-        Key("notes", list[str], "decisions on the data"),
-        *when(_KNOWN_TARGET, *_SCORES),
-        Key("scores", {str: _SCORES}, "by part: train, val, test, left_out", when="if the model was trained on DATA"),
-        Key("warnings", list[str], "rows that were trained on", when="if there are such rows"),
-        Key("classes", list[str], "names, in the order of `probabilities`", when=_CLASSES),
-        Key("kept", dict[str, list[str]], "cells of these columns", when="with `--keep`, without `--out`"),
-        Key("predictions", list[str | float | list[float | str]], "of each row", when="without `--out`"),
-        Key("probabilities", list[list[float]], "of each row and class", when=f"without `--out`, {_CLASSES}"),
-    ),
 )
 
 # ---- language models ------------------------------------------------------------------------------------------------
@@ -223,9 +120,9 @@ FINETUNE = Document(
         Key("data_file", str, "DATA as given"),
         Key("out", str | None, "the adapter or model; null if nothing was saved"),
         Key("steps", int, "optimiser steps done"),
-        _INTERRUPTED,
+        INTERRUPTED,
         *when(
-            _READ,
+            READ,
             Key("method", str, "lora or full"),
             Key("objective", str, "sft, dpo, ..."),
             Key("parameters_trained", int, "numbers that train"),
@@ -236,13 +133,13 @@ FINETUNE = Document(
             Key("micro_batch_size", int, "rows computed at a time"),
             Key("epochs", int, "whole epochs done"),
             Key("seconds", float, "of training and validation", "s"),
-            _PREDICTED,
+            PREDICTED_SECONDS,
             Key("tokens", int, "tokens trained on"),
             Key("tokens_per_second", Number, "of training", "1/s"),
             Key("planned_bytes", int, "the arena and the scratch of all threads", "bytes"),
             Key("planned_total_bytes", int, "planned peak of resident memory of the process", "bytes", "after a step"),
             Key("resident_before_bytes", int, "resident memory before the first step", "bytes", "after a step"),
-            _PEAK,
+            PEAK,
             Key("seed", int, "random seed"),
             Key("precision", str, "f32 or bf16"),
             Key("ranks", int, "processes"),
@@ -251,7 +148,7 @@ FINETUNE = Document(
             Key("val_loss", float, "of the validation rows, saved weights", _LOSS, "with validation rows"),
             Key("val_loss_before", float, "the same before the first step", _LOSS, "with validation rows"),
             Key("test_loss", float, "of the test rows", _LOSS, "at the end, with test rows"),
-            Key(r"(train|val|test)_loss(_before)?_unc", float, _SPREADS, _LOSS, "if defined", pattern=True),
+            Key(r"(train|val|test)_loss(_before)?_unc", float, SPREADS, _LOSS, "if defined", pattern=True),
             Key(r"(test_)?(rewards|logps)_(chosen|rejected)", float, _REWARDS, when=_SIDES, pattern=True),
             Key(
                 r"(test_)?rewards_accuracy",
@@ -272,7 +169,7 @@ FINETUNE = Document(
                 _SIDES,
                 pattern=True,
             ),
-            Key(r"(test_)?(rewards|logps|nll|log|kl|same).*_unc", float, _SPREADS, when=_SIDES, pattern=True),
+            Key(r"(test_)?(rewards|logps|nll|log|kl|same).*_unc", float, SPREADS, when=_SIDES, pattern=True),
             Key(
                 r"(test_)?same_top",
                 float,
@@ -298,7 +195,7 @@ FINETUNE = Document(
             Key(
                 r"(test_)?(accuracy|balanced_accuracy|f1_macro|roc_auc|r2|rmse|mae)_unc",
                 float,
-                _SPREADS,
+                SPREADS,
                 when="if defined",
                 pattern=True,
             ),
@@ -309,7 +206,7 @@ FINETUNE = Document(
                 when="for embed, with such rows",
                 pattern=True,
             ),
-            Key(r"(test_)?(recall_at_1|recall_at_5|mrr)_unc", float, _SPREADS, when="if defined", pattern=True),
+            Key(r"(test_)?(recall_at_1|recall_at_5|mrr)_unc", float, SPREADS, when="if defined", pattern=True),
             Key("data", _SAMPLES, "report of the reading of DATA"),
             *_ON_DEVICE,
         ),
@@ -326,8 +223,8 @@ GENERATE = Document(
         Key("seed", int, "random seed"),
         Key("text", str, "the generated text"),
         Key("ended", str, "end, stop, length or interrupted"),
-        _PEAK,
-        _INTERRUPTED,
+        PEAK,
+        INTERRUPTED,
         *when(
             "if not interrupted",
             Key("tokens", list[int], "ids of the generated tokens"),
@@ -346,15 +243,15 @@ EVALUATE = Document(
         Key("lora", str | None, "the adapter"),
         Key("perplexity", float, "exp of the mean loss per token"),
         Key("test_loss", float, "mean loss per token", "nats/token"),
-        Key(r"(perplexity|test_loss)_unc", float, _SPREADS, when="if defined", pattern=True),
+        Key(r"(perplexity|test_loss)_unc", float, SPREADS, when="if defined", pattern=True),
         Key("tokens", int, "tokens that count"),
         Key("rows", int, "windows measured"),
         Key("context", int, "tokens per window"),
         _SECONDS,
         Key("predicted_seconds", float, "predicted duration", "s", "on the CPU, from 5 s"),
         Key("tokens_per_second", float, "of the windows", "1/s"),
-        _PEAK,
-        _INTERRUPTED,
+        PEAK,
+        INTERRUPTED,
         *_LAYERS,
     ),
 )
@@ -371,7 +268,7 @@ COMPARE = Document(
         Key("other_loss", float, "the same in the other program", "nats/token"),
         Key("difference", float, "mean of the paired differences, here minus there", "nats/token"),
         Key("kl", float, "mean Kullback-Leibler divergence of both predictions", "nats/token"),
-        Key(r"(difference|kl)_unc", float, _SPREADS, when="of two tokens and more", pattern=True),
+        Key(r"(difference|kl)_unc", float, SPREADS, when="of two tokens and more", pattern=True),
         Key("kl_max", float, "the largest of a token", "nats"),
         Key("same_top", float, "share of tokens after which both find the same token likeliest"),
         Key("tokens", int, "tokens compared"),
@@ -465,5 +362,6 @@ VERIFY = Document(
         Key("unshared_bytes", int, "the same without sharing", "bytes"),
         Key("loss", float, "of the step", "nats/token"),
         Key("checks", [_CHECK], "an object for each check"),
+        Key("capsule", str | None, "the file of `--capsule`, where a check failed"),
     ),
 )

@@ -1,4 +1,4 @@
-"""JSON documents about files, texts, runs and machines: info, merge, embed, runs, doctor, run.json, metrics.jsonl."""
+"""JSON documents about files, texts, runs, capsules and machines: info, merge, embed, runs, replay, doctor."""
 
 from __future__ import annotations
 
@@ -76,6 +76,11 @@ _COLUMN = (
     Key("kind", str, "number, a kind of encoding, or unused"),
     Key("reason", str, "why it is unused", when="for unused columns"),
 )
+_TARGET = (
+    Key("name", str, "of the column"),
+    Key("task", str, "classification or regression"),
+    Key("classes", list[str], "names of the classes; none of a regression"),
+)
 INFO_MODEL = Document(
     "gradloom.info_model/1",
     "`gradloom info MODEL --json` of a saved model",
@@ -86,14 +91,15 @@ INFO_MODEL = Document(
         Key("parameters", int, "numbers in the network's parameters"),
         *when(
             _FITTED,
-            Key("task", str, "classification or regression"),
-            Key("target", str, "name of the target column"),
+            Key("task", str, "classification or regression; mixed: targets of both kinds"),
+            Key("target", str, "name of the target column; of several targets their names, as text"),
+            Key("targets", [_TARGET], "each target", when="with several targets"),
             Key("features", int, "inputs of the network"),
             Key("columns", [_COLUMN], "of the table"),
             Key("shape", list[int], "of a row of arrays"),
             Key("missing", list[str], "words for empty cells"),
             Key("encoding", str, "of text files"),
-            Key("classes", list[str], "names of the classes"),
+            Key("classes", list[str], "names of the classes; of several targets none"),
             Key("metrics", dict[str, float], "numbers of the training, as in result.json"),
             Key("about", dict[str, Any], "settings of the training"),
         ),
@@ -167,21 +173,89 @@ RUN = Document(
         Key("state", str, f"{_STATES}; still running after a kill"),
         Key("begun", str, f"begin of the run, {_TIME}"),
         Key("ended", str | None, f"end of the last session, {_TIME}; null while it runs"),
-        Key("step", int, "optimiser steps done"),
+        Key("step", int, "optimiser steps done; of watch the step itself"),
         Key("epoch", int, "epochs done"),
         Key("latest", dict[str, float | dict[str, str]], 'numbers of the last epoch; {"$float": "nan"} if not finite'),
         Key("best", dict[str, Any], "the best evaluation, where one is kept"),
         Key("versions", dict[str, str], "of gradloom, numpy and python"),
         Key("went_on", list[str], "resumes in another environment: from which step, and the differences"),
+        Key("error", str, "type and message of the error", when="if it failed by one"),
+        Key("output", dict[str, str], "path and digest of the adapter or model", when="saved by `gradloom finetune`"),
         Key("pid", int, "process of the last session"),
         Key("host", str, "its machine"),
+    ),
+)
+_SCORE = (
+    Key("part", str, "training, validation, test, baseline, before training, or the name of a validation set"),
+    Key("quantity", str, "loss, accuracy, ..."),
+    Key("value", float, "of the saved weights"),
+    Key("value_unc", float, "its uncertainty", when="if known"),
+)
+_CLASSES = "of classes"
+_WORST = (
+    Key("row", int, "of the file, from 1; a header is no row"),
+    Key("line", int, "of the file, from 1", when="in files with lines"),
+    Key("true", str | list[float], "class, or numbers in the units of the targets"),
+    Key("predicted", str | list[float], "class, or numbers in the units of the targets"),
+    Key("probability", float, "predicted for the true class", when=_CLASSES),
+    Key("cells", dict[str, str], "of the most important columns", when="of tables"),
+)
+_IMPORTANCE = (
+    Key("column", str, "its name"),
+    Key("score", str, "accuracy or R2; of several targets the mean of theirs"),
+    Key("mean", float, "score that is lost when the column is shuffled, mean over the shuffles"),
+    Key("deviation", float, "standard deviation over the shuffles"),
+    Key("error", float, "standard error from the scatter between rows", when="of two or more rows"),
+)
+_OF_A_TARGET = (
+    Key("rows", int, "in which it is known"),
+    Key("scores", dict[str, float], "by name, without those that are not defined"),
+    Key("worst", [_WORST], "rows with the worst predictions, the worst first"),
+    Key("classes", list[str], "names of the classes", when=_CLASSES),
+    Key("confusion", list[list[int]], "rows by true class (first index) and predicted class", "rows", _CLASSES),
+)
+_QUALITY = (
+    Key("file", str, "path of the data"),
+    Key("part", str, "test or validation; given: of a file whose rows the training did not hold out"),
+    Key("rows", int, "measured"),
+    Key("warnings", list[str], "training rows among them, rows that count in no score"),
+    Key("notes", list[str], "cells of the file, such as unknown categories"),
+    Key(
+        "scores",
+        dict[str, float],
+        "by name as in the result of `fit`, without those that are not defined; of several targets the means",
+    ),
+    Key("worst", [_WORST], "rows with the worst predictions, the worst first; of several targets none"),
+    Key("targets", {str: _OF_A_TARGET}, "each target by its name", when="of several targets"),
+    Key("classes", list[str], "names of the classes", when=_CLASSES),
+    Key("confusion", list[list[int]], "rows by true class (first index) and predicted class", "rows", _CLASSES),
+    Key("importance", [_IMPORTANCE], "permutation importance, the largest first", when="of tables, if defined"),
+)
+_REPORTED = (
+    Key("name", str, "in the page"),
+    Key("folder", str, "path"),
+    Key("kind", str, "fit, finetune, loop or dp_train"),
+    Key("state", str, 'running, finished, interrupted or failed; "" if unknown'),
+    Key("scores", [_SCORE], "results of the run"),
+    Key("quality", _QUALITY, "of the model of a table or of images, measured now", when="if not left out"),
+)
+REPORT = Document(
+    "gradloom.report/1",
+    "`gradloom report --json`",
+    (
+        Key("out", str, "the page"),
+        Key("bytes", int, "size of the file", "bytes"),
+        Key("runs", [_REPORTED], "in the order of the command"),
+        Key("sections", list[str], "titles of the sections of the page"),
+        Key("left_out", list[str], "parts that the page does not have, with the reason"),
+        Key("warnings", list[str], "of the measured models: see `quality`"),
     ),
 )
 METRICS = Document(
     "gradloom.metrics/1",
     "a line of `metrics.jsonl` in the folder of a run",
     (
-        Key("kind", str, "train, evaluation or epoch"),
+        Key("kind", str, "train, evaluation, epoch or watch"),
         Key("step", int, "optimiser steps done"),
         Key("epoch", int, "pass over the data, from 1"),
         Key("time", float, "seconds since 1970", "s"),
@@ -199,6 +273,16 @@ METRICS = Document(
             Key("memory_peak_bytes", int, "resident memory, at most so far", "bytes"),
         ),
         Key("epoch_seconds", float, "of the epoch with its validation", "s", "lines epoch"),
+        Key(r"norm/.+", Number, "norm of the watched value, or gradient, of this name", "", "lines watch", True),
+        Key(
+            r"histogram/.+", (
+                Key("low", float, "least finite number"), Key("high", float, "largest one"),
+                Key("counts", list[int], "numbers in each of equal bins between them"),
+                Key("not_finite", int, "other numbers"),
+            ), "histogram of the watched value of this name", "", "lines watch, with `watch_what`", True,
+        ),
+        Key(r"zero_units/.+", int, "units of this activation that are zero for all rows", "", "lines watch", True),
+        Key(r"zero_list/.+", str, "these units, such as 3,17-20", "", "lines watch with such units", True),
         Key("not_finite", dict[str, str], "text of each number that is null, by name", when="with such numbers"),
         Key(
             r".+", Number, "loss, accuracy, ... of training (in lines of training the average since the previous line);"
@@ -260,5 +344,89 @@ DOCTOR = Document(
             Key("bf16_gain", float, "speed of bf16 products over f32", when="with bf16 units"),
             Key("kernels", dict[str, int], "ops checked against their definitions, by instruction set"),
         ),
+    ),
+)
+REBUILD = Document(
+    "gradloom.rebuild/1",
+    "`gradloom rebuild --json`",
+    (
+        Key("run", str, "RUN as given"),
+        Key("step", int, "that was computed again, from 1"),
+        Key("from_step", int, "of the checkpoint that it was computed from; 0: from the start"),
+        Key("epoch", int, "its pass over the data, from 1"),
+        Key("rows", list[int], "rows of its batch, counted from 0 in the training data"),
+        Key("loss", float, "of the batch", when="unless the step was skipped"),
+        Key("grad_norm", float, "global norm of the gradient, before clipping", when="unless the step was skipped"),
+        Key("skipped", bool, "whether the step was left out, because a number was not finite"),
+        Key("out", str | None, "the file of weights and gradients"),
+        Key("seconds", float, "duration", "s"),
+    ),
+)
+CAPSULE = Document(
+    "gradloom.capsule/1",
+    "`gradloom capsule --json`",
+    (
+        Key("run", str, "RUN as given"),
+        Key("step", int, "that is saved, from 1"),
+        Key("from_step", int, "of the checkpoint that it was computed from; 0: from the start"),
+        Key("out", str, "the file"),
+        Key("bytes", int, "its size", "bytes"),
+        Key("calls", int, "micro-batches of the step"),
+        Key("steps", int, "instructions of all of them"),
+        Key("data", bool, "whether the file has inputs and arrays"),
+        Key("error", str | None, "the error that ended the step"),
+    ),
+)
+REPLAY = Document(
+    "gradloom.replay/1",
+    "`gradloom replay --json`",
+    (
+        Key("file", str, "FILE as given"),
+        Key("agrees", bool, "whether nothing differs"),
+        Key("device", str, "that ran"),
+        Key("isa", str, "instruction set that ran; empty on a GPU"),
+        Key("by_bits", bool, "whether bits were compared; else instructions were held against their definitions"),
+        Key("same_plan", bool, "whether the plans are those of the capsule"),
+        Key("has_run", bool, "false for a capsule without data: planned and proved only"),
+        Key("steps", int, "instructions of all calls"),
+        Key("first", str | None, "the first difference"),
+        Key("not_finite", str | None, "the first instruction whose output is not finite"),
+        Key("error", str | None, "the error with which a call ended, here"),
+        Key("reduced", str | None, "the file that `--bisect` has saved"),
+    ),
+)
+
+
+# ---- profiles --------------------------------------------------------------------------------------------------------
+
+_TIMED = (
+    Key("name", str, "op, line of user code, or module"),
+    Key("count", int, "instructions"),
+    Key("seconds", float, "of a step: medians, added", "s"),
+    Key("flops", float, "floating-point operations", "FLOP"),
+    Key("bytes", float, "read and written", "bytes"),
+    Key("gflops", float, "rate of the arithmetic", "GFLOP/s"),
+    Key("gbs", float, "rate of the bytes", "GB/s"),
+    Key("limit_share", float, "share of this machine's measured limit that was reached", when="on the CPU"),
+)
+_PROFILE = (
+    Key("where", str, "device, instruction set, threads"),
+    Key("steps", int, "steps that were timed"),
+    Key("step_seconds", float, "of a whole step: the median", "s"),
+    Key("seconds", float, "of all instructions", "s"),
+    Key("instructions", int, "of the program"),
+    Key("by_op", [_TIMED], "times by op, the slowest first"),
+    Key("by_line", [_TIMED], "by line of user code"),
+    Key("by_module", [_TIMED], "by module"),
+    Key("by_pattern", [_TIMED], "by module with * for numbers"),
+)
+PROFILE = Document(
+    "gradloom.profile/1",
+    "`gradloom profile --json`",
+    (
+        Key("subject", str, "MODEL or RUN as given"),
+        Key("profiles", {str: _PROFILE}, "of each program: training step; prompt and token with `--generate`"),
+        Key("trace", str, "the file of --trace", when="with `--trace`"),
+        Key("html", str, "the file of --html", when="with `--html`"),
     ),
 )

@@ -17,7 +17,9 @@ type stubs and docs/options.md docs/options.py
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import operator
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -75,6 +77,7 @@ Name = Annotated[str, Limit("a text that is not empty", (("min_length", 1),))]
 Bytes = Annotated[str, Limit("bytes such as 6GiB", (("min_length", 1),))]
 BytesOrAuto = Annotated[str, Limit("bytes such as 6GiB, or auto", (("min_length", 1),))]
 CountOrAuto = Annotated[str, Limit("a whole number, or auto", (("min_length", 1),))]
+Names = str | list[Name]  # one, or several of a flag that is repeated
 Place = Annotated[str, Limit("the name of a file or folder", (("pattern", r"^[^\0]+\Z"),))]
 decided: Any = None  # the default of a flag whose value follows from the data or the method
 
@@ -187,7 +190,7 @@ def without_none(kind: Any) -> Any:
     """X of X | None."""
     parts = [part for part in get_args(kind) if part is not type(None)]
     is_optional = get_origin(kind) is not Annotated and type(None) in get_args(kind)
-    return parts[0] if is_optional and len(parts) == 1 else kind
+    return functools.reduce(operator.or_, parts) if is_optional else kind
 
 
 def _plain(kind: Any) -> Any:
@@ -215,6 +218,8 @@ def need_of(kind: Any, value: Any = None) -> str:
         need = f"a list, each of it {need_of(parts[0])}"
     elif origin is dict:
         need = f"a table of names, each with {need_of(parts[1])}"
+    elif kind == Names:
+        need = "a text, or a list of texts that are not empty"
     else:
         need = _WORDS.get(kind, "a table")
     large = isinstance(value, int) and value >= 1 << 63

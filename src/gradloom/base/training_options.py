@@ -229,6 +229,36 @@ class LogOptions:
 
 
 @dataclass(frozen=True)
+class WatchOptions:
+    """Values of the model that are written to the log of a run."""
+
+    watch: str | Sequence[str] = option(
+        (),
+        'patterns of modules, named nodes and parameters, such as "blk.*.attn_output", or with "grad:" of their '
+        "gradients: norms in the last micro-batch of some optimiser steps, for metrics.jsonl; no bit of the run "
+        "changes (docs/profiles.md)",
+        Flag(
+            f"{BOTH} plan",
+            "Log norms of outputs of modules, parameters, or grad:NAME: a pattern such as blk.*.attn_q. May be given "
+            "more than once.",
+            list[Name],
+            None,
+        ),
+    )
+    watch_every: str | None = option(
+        None,
+        'interval of these norms, "10steps"; by default 100steps',
+        Flag(BOTH, "Interval of --watch, such as 10steps. [default: 100steps]", Name),
+    )
+    watch_what: Literal["norm", "histogram"] = option(
+        "norm",
+        '"norm", or "histogram": log histograms of these values, too, for reports and TensorBoard',
+        Flag(f"{BOTH} plan", "norm, or histogram: log histograms of the values of --watch, too."),
+        typed="str",
+    )
+
+
+@dataclass(frozen=True)
 class TimeoutOptions:
     """Ranks and replicas that stop."""
 

@@ -7,23 +7,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..base.finetune_options import DATA_HELP
 from ..base.json_documents import COMPARE
+from ..base.sample_options import DATA_HELP, DataOptions
 from .common import Json, Threads, columns, json_text, need_one_of, need_whole, print_report
-from .language import (
-    AsChat,
-    CompletionKey,
-    Lora,
-    LossOn,
-    MessagesKey,
-    PromptKey,
-    SkipBadLines,
-    Special,
-    Template,
-    TextKey,
-    data_options,
-    load_adapter,
-)
+from .config import with_options
+from .language import Lora, data_options, load_adapter
 from .parser import Argument, Option
 from .progress import ProgressLine
 
@@ -38,6 +26,7 @@ values are f32, without flash attention. transformers requires torch; weights ar
 """
 
 
+@with_options(DataOptions)
 def compare(
     model: Annotated[str, Argument(help="A GGUF model or a Hugging Face folder.")],
     data: Annotated[str | None, Argument(help=f"{DATA_HELP} [default: eight short texts of gradloom]")] = None,
@@ -56,16 +45,8 @@ def compare(
         bool, Option("--layers", help="Also compare the values behind each block, and name the first that differs.")
     ] = False,
     threads: Threads = None,
-    text_key: TextKey = None,
-    prompt_key: PromptKey = None,
-    completion_key: CompletionKey = None,
-    messages_key: MessagesKey = None,
-    as_chat: AsChat = False,
-    chat_template: Template = None,
-    loss_on: LossOn = None,
-    skip_bad_lines: SkipBadLines = False,
-    special: Special = False,
     json: Json = False,
+    **reading: Any,
 ) -> int:
     """Run the command; returns its exit code."""
     for name, value in (("context", context), ("tokens", tokens), ("threads", threads)):
@@ -75,9 +56,7 @@ def compare(
     from ..llm.model import load
 
     need_one_of("program", program, tuple(PROGRAMS))
-    options = data_options(
-        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special
-    )
+    options = data_options(reading)
     loaded = load(model)
     other = program_of(loaded, program)
     described = other.describe()

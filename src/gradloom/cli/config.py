@@ -7,6 +7,7 @@ A flag takes precedence over the file, the file over the default.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from ..base.errors import FileError, GradloomError, SettingError
-from ..base.options import Place
+from ..base.options import Names, Place
 from .common import OF_PYTHON, join, with_value
 from .parser import Option
-from .setting import Setting, checked, settings_of, shown
+from .setting import Setting, checked, command_settings, settings_of, shown
 from .settings_file import read, register
 
 if TYPE_CHECKING:
@@ -58,7 +59,12 @@ class Asked(Generic[S]):
     def shown(self, name: str) -> str:
         """A setting as the user wrote it: "--lr 3", or "FILE: lr = 3"."""
         value = self.values[name]
-        return f"{self.place(name)} = {shown(value)}" if name in self.files else with_value(self.place(name), value)
+        if name in self.files:
+            return f"{self.place(name)} = {shown(value)}"
+        if settings_of(self.kind)[name].kind == Names and isinstance(value, list):
+            return " ".join(with_value(self.place(name), one) for one in value)
+        is_parsed = settings_of(self.kind)[name].parse is not None and isinstance(value, list)
+        return with_value(self.place(name), ",".join(map(str, value)) if is_parsed else value)
 
     @contextlib.contextmanager
     def naming_places(self) -> Iterator[None]:
@@ -103,18 +109,48 @@ def command(kind: type[S], run: Callable[[Asked[S]], int], name: str, runs: type
         return run(asked(kind, flags, config))
 
     config = Annotated[str | None, Option(help="A settings file (TOML) whose keys are these names, as batch_size.")]
-    annotations: dict[str, Any] = {
-        s.name: Annotated[_plain(s), s.parameter] for s in settings_of(kind).values() if s.parameter
-    }
-    annotations["config"] = config
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in annotations.items()
-    ]
-    call.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
-    call.__annotations__ = {**annotations, "return": int}
+    _show(call, [*_parameters(kind), _parameter("config", config)])
     call.__name__ = name
     return call
+
+
+def with_options(*records: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """A command without a settings file, whose `**options` become the options of these records that have a flag of the
+    command of its name: checked, and the defaults of those that are not given. --help shows them before --json."""
+
+    def add(function: Callable[..., int]) -> Callable[..., int]:
+        kind = command_settings(function.__name__, *records)
+        known = settings_of(kind)
+
+        @functools.wraps(function)
+        def call(**given: Any) -> int:
+            own = {name: value for name, value in given.items() if name not in known}
+            flags = _given({name: given.get(name) for name in known})
+            options = Asked(kind, _of_flags(kind, flags)).settings()
+            return function(**own, **vars(options))
+
+        *own, last = [
+            p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD
+        ]
+        _show(call, [*own, *_parameters(kind), last])
+        return call
+
+    return add
+
+
+def _parameters(kind: Any) -> list[inspect.Parameter]:
+    return [_parameter(s.name, Annotated[_plain(s), s.parameter]) for s in settings_of(kind).values() if s.parameter]
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _show(call: Any, parameters: list[inspect.Parameter]) -> None:
+    """Give a function these parameters, for the parser."""
+    named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    call.__signature__ = inspect.Signature(named, return_annotation=int)
+    call.__annotations__ = {p.name: p.annotation for p in named} | {"return": int}
 
 
 def _plain(setting: Setting) -> Any:
@@ -123,7 +159,7 @@ def _plain(setting: Setting) -> Any:
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if setting.parse is not None:
-        several = get_origin(kind) is dict
+        several = get_origin(kind) is dict or kind == Names
         return (list[str] if several else str) | None
     if get_origin(kind) is Literal:
         kind = type(get_args(kind)[0])
@@ -135,19 +171,31 @@ def _plain(setting: Setting) -> Any:
 def asked(kind: type[S], flags: Mapping[str, Any], file: str | None) -> Asked[S]:
     """The settings of flags and the settings file, each checked. With --parallel, this process joins the ranks first:
     rank 0 alone reports errors."""
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    given = _given(flags)
     at_once = "parallel" in given or file is None
     ranks = _joined(Asked(kind, given)) if at_once else None
     values = {} if file is None else read(kind, file)
     files = {} if file is None else dict.fromkeys(values.keys() - given.keys(), file)
     if not at_once:
         ranks = _joined(Asked(kind, {**values, **given}, None, files))
+    return Asked(kind, values | _of_flags(kind, given), ranks, files)
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None and value != []}
+
+
+def _of_flags(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the flags that are given, each checked."""
+    values = {}
     for name, value in given.items():
         setting, text = settings_of(kind)[name], Asked(kind, given).shown(name)
         if setting.parse is not None:
             value = _parsed(setting, value)
+        if setting.kind == Names and len(value) == 1:
+            (value,) = value
         values[name] = checked(value, setting.kind, text, name)
-    return Asked(kind, values, ranks, files)
+    return values
 
 
 def _joined(given: Asked[S]) -> Communicator | None:
@@ -159,6 +207,8 @@ def _parsed(setting: Setting, value: str | list[str]) -> Any:
     assert setting.parse is not None
     if not isinstance(value, list):
         return setting.parse(value)
+    if setting.kind == Names:
+        return [setting.parse(one) for one in value]
     made: dict[str, Any] = {}
     for one in value:
         made |= setting.parse(one)

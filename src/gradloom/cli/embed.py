@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..base.json_facts import EMBED
+from ..base.sample_options import DataOptions
 from ..base.settings import PRECISIONS
-from .common import Device, Precision, json_text, need_one_of, need_whole, print_report
+from .common import Device, Precision, Threads, json_text, need_one_of, need_whole, print_report
+from .config import with_options
 from .csv_text import csv_line
-from .language import Lora, TextKey, load_adapter
+from .language import Lora, load_adapter
 from .parser import Argument, Option
 from .run_settings import check_device
 
@@ -25,6 +27,7 @@ An embedding is a row of norm 1: the product of two of them is their cosine. --l
 """
 
 
+@with_options(DataOptions)
 def embed(
     model: Annotated[str, Argument(help="A GGUF model or a Hugging Face folder.")],
     data: Annotated[
@@ -41,21 +44,20 @@ def embed(
     ] = None,
     width: Annotated[int | None, Option(help="Numbers of an embedding to keep, the first ones. [default: all]")] = None,
     context: Annotated[int | None, Option(help="Most tokens of a text. [default: the model's context]")] = None,
-    encoding: Annotated[
-        str | None, Option(help="Encoding of a .csv or .txt file, such as cp1252. [default: UTF-8]")
-    ] = None,
-    text_key: TextKey = None,
+    threads: Threads = None,
     precision: Precision = None,
     device: Device = None,
     json: Annotated[
         bool, Option("--json", help="Print one JSON object, with the embeddings in it where no file is written.")
     ] = False,
+    **reading: Any,
 ) -> int:
     """Run the command; returns its exit code."""
     need_one_of("precision", precision, PRECISIONS)
     need_one_of("pooling", pooling, ("mean", "last"))
     need_whole("width", width)
     need_whole("context", context)
+    need_whole("threads", threads)
     check_device(device)
     if out is not None:
         _check_out(out, *([model] if lora is None else [model, lora]), data)
@@ -65,9 +67,8 @@ def embed(
 
     loaded = load(model)
     adapter = load_adapter(loaded, lora)
-    rows = text_rows(data, encoding)
-    reading = {} if text_key is None else {"text_key": text_key}
-    options = {"precision": precision, "device": device}
+    rows = text_rows(data, reading.pop("encoding"))
+    options = {"precision": precision, "device": device, "threads": threads}
     found, made, report = embeddings(loaded, rows, adapter, pooling, width, context, None, reading, options)
     notes = [text for text in str(report).split("\n")[1:] if text.startswith(("cut", "names of"))]
     for note in notes:

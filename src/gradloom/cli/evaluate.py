@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..base.errors import NonFiniteError, SettingError
-from ..base.finetune_options import DATA_HELP
 from ..base.json_documents import EVALUATE
 from ..base.memory import resident_peak
+from ..base.sample_options import DATA_HELP, DataOptions
 from ..base.settings import PRECISIONS
 from .common import (
     Device,
@@ -29,20 +29,8 @@ from .common import (
     to_paste,
     warn,
 )
-from .language import (
-    AsChat,
-    CompletionKey,
-    Lora,
-    LossOn,
-    MessagesKey,
-    PromptKey,
-    SkipBadLines,
-    Special,
-    Template,
-    TextKey,
-    data_options,
-    load_adapter,
-)
+from .config import with_options
+from .language import Lora, data_options, load_adapter
 from .parser import Argument, Option
 from .progress import ProgressLine
 from .run_settings import check_places, layers_report, shown_layers
@@ -55,6 +43,7 @@ if TYPE_CHECKING:
 HELP = """Measure the perplexity: exp of the mean -log p of the tokens that count, with its standard error."""
 
 
+@with_options(DataOptions)
 def evaluate(
     model: Annotated[str, Argument(help="A GGUF model or a Hugging Face folder.")],
     data: Annotated[str, Argument(help=DATA_HELP)],
@@ -67,16 +56,8 @@ def evaluate(
     gpu_memory: GpuMemory = None,
     memory: MemoryLimit = None,
     threads: Threads = None,
-    text_key: TextKey = None,
-    prompt_key: PromptKey = None,
-    completion_key: CompletionKey = None,
-    messages_key: MessagesKey = None,
-    as_chat: AsChat = False,
-    chat_template: Template = None,
-    loss_on: LossOn = None,
-    skip_bad_lines: SkipBadLines = False,
-    special: Special = False,
     json: Json = False,
+    **reading: Any,
 ) -> int:
     """Run the command; returns its exit code."""
     for name, value in (("context", context), ("batch_size", batch_size), ("threads", threads)):
@@ -90,9 +71,7 @@ def evaluate(
         text = f"{seen}; for a model of gradloom fit, {use} prints its scores"
         raise SettingError(text, setting="model", seen=model)
     layers = check_places("evaluate", device, gpu_layers, gpu_memory, memory)
-    options = data_options(
-        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special
-    )
+    options = data_options(reading)
     from ..llm.data_files import test_file
     from ..llm.evaluate import evaluate as measure
     from ..llm.model import load

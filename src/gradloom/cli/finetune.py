@@ -33,7 +33,7 @@ from .common import (
 from .config import Asked, command
 from .finetune_settings import FinetuneSettings, inputs_of, reading, resumed, run_beside, settle, trained, training
 from .run_settings import shown_layers
-from .saved_settings import Inputs, digest, saved
+from .saved_settings import Inputs, saved
 
 if TYPE_CHECKING:
     from ..llm.finetune import Run
@@ -80,6 +80,7 @@ def _prepare(
     from ..files import claim, names_folder
     from ..llm.data_files import data_files, shards
     from ..llm.finetune import Run
+    from ..llm.input_digest import digest
     from ..llm.lora import files_of_adapter
     from ..llm.model import load
     from ..parallel.agree import agreed, is_root
@@ -179,7 +180,7 @@ def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
             warn("there is nothing to save yet")
             _print_unsaved(run, use, interruption is not None)
             return 0 if interruption is None else exit_code(interruption)
-        run.save(use.out)
+        _save(run, use)
     if run.interrupted:
         warn(f"the weights so far are in {use.out}")
     if is_cut:
@@ -217,10 +218,25 @@ def _train_until_it_ends(run: Run, use: Any, interruptible: Any) -> KeyboardInte
             raise
         kept = f"the weights before it are in {use.out}"
         try:
-            run.save(use.out)
+            _save(run, use)
         except GradloomError as another:
             kept = f"the weights before it cannot be saved: {another}"
         raise with_more(error, kept) from None
+
+
+def _save(run: Run, use: Any) -> None:
+    """Save the trained tensors, and record in run.json which file that is, for reports."""
+    from ..base.errors import FileError
+    from ..llm.input_digest import digest
+    from ..parallel.agree import is_root
+    from ..runs.folder import note_output
+
+    run.save(use.out)
+    if is_root(run.ranks) and use.run is not None:
+        try:
+            note_output(use.run, os.path.abspath(use.out), digest(use.out))
+        except (OSError, FileError) as error:
+            warn(f"the digest of {use.out} is not recorded: {error}")
 
 
 def _test_scores(run: Run, use: Any) -> dict[str, Any]:

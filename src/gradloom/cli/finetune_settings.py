@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ..base.defaults import FINETUNE_RATES
 from ..base.finetune_options import (
     AdapterOptions,
-    DataOptions,
     FinetuneFiles,
     FinetuneOptions,
     FinetuneOutput,
     TuneOptions,
 )
 from ..base.options import values_of
+from ..base.sample_options import DataOptions
 from ..base.training_options import DeviceOptions, RankOptions
 from .config import Asked
 from .language import adapter_for, data_options
@@ -99,7 +99,13 @@ def inputs_of(use: Any) -> list[str]:
     """The files that are read, first the model, then the data."""
     from ..llm.data_files import data_files
 
-    paths = (use.model, *data_files(use.data).paths, use.val, use.chat_template, use.teacher)
+    paths = (
+        use.model,
+        *(() if use.data is None else data_files(use.data).paths),
+        use.val,
+        use.chat_template,
+        use.teacher,
+    )
     return [path for path in paths if path is not None]
 
 
@@ -121,7 +127,7 @@ def planning(use: Any) -> dict[str, Any]:
 
 def reading(use: Any) -> dict[str, Any]:
     """The arguments of llm.data.read_samples."""
-    return data_options(**{"loss_on": None} | values_of(use, DataOptions))
+    return data_options(values_of(use, DataOptions))
 
 
 def training(use: Any, ranks: Communicator | None) -> dict[str, Any]:

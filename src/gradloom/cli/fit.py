@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..base.fit_options import FitOptions, Group
-from ..base.json_documents import FIT
+from ..base.json_tables import FIT
 from ..base.options import values_of
 from ..base.training_options import DeviceOptions
 from .common import (
@@ -24,20 +24,14 @@ from .common import (
     with_more,
 )
 from .config import Asked, command
-from .fit_report import (
-    FitJob,
-    check_losses,
-    measure,
-    measure_test,
-    summarise,
-    validation_sets,
-    write_result,
-)
-from .fit_settings import FitSettings, prepared, settle
+from .fit_report import FitJob, summarise, validation_sets, write_result
+from .fit_scores import check_losses, measure, measure_test
+from .fit_settings import FitSettings, prepared, settle, settle_data
 from .saved_settings import SETTINGS, Inputs, beside_run
 from .setting import settings_of
 
 if TYPE_CHECKING:
+    from ..data import Table
     from ..parallel.communicator import Communicator
     from ..train.result import EpochResult
 
@@ -60,13 +54,11 @@ fit = command(FitSettings, run, "fit")
 
 
 def _fit(use: Any, ranks: Communicator | None) -> int:
-    from ..base.patterns import matched
-    from ..data import read_table
     from ..files import claim, refuse_input
     from ..parallel.agree import agreed, is_root
     from .model import MODEL, RESULT
 
-    inputs = Inputs(data=use.data, test=use.test, **{f"val.{name}": file for name, file in (use.val or {}).items()})
+    inputs = inputs_of(use)
     path, report = (os.path.join(use.out, name) for name in (MODEL, RESULT))
     with contextlib.ExitStack() as claimed:
         with json_when_stopped(use.json, FIT, data=use.data, model=None), agreed(ranks):
@@ -74,19 +66,48 @@ def _fit(use: Any, ranks: Communicator | None) -> int:
                 for name in (MODEL, RESULT, SETTINGS):
                     refuse_input(os.path.join(use.out, name), *inputs.paths.values())
                 claimed.enter_context(claim(use.out, is_folder=True, names=(MODEL, RESULT)))
-            table = read_table(
-                use.data, use.target, use.task, val_split=use.val_split, seed=use.seed, drop=use.drop or (),
-                categorical=use.categorical or (), numeric=use.numeric or (), time=use.time,
-                weight=use.weight_column, test=use.test, missing=use.missing or (), encoding=use.encoding,
-            )  # fmt: skip
-            use, recipe = settle(use, table, ranks)
-            net = recipe.network(table.preprocess)
-            matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
-            job = FitJob(use, recipe, table, net, ranks, inputs, validation_sets(use, table))
+            job = job_of(use, ranks, inputs)
             job.check_columns()
             inputs.digests()
             raise_lost_signal()
         return _train_and_save(job, path, report)
+
+
+def inputs_of(use: Any) -> Inputs:
+    """The files that a fit of these settings reads."""
+    return Inputs(data=use.data, test=use.test, **{f"val.{name}": file for name, file in (use.val or {}).items()})
+
+
+def job_of(use: Any, ranks: Communicator | None, inputs: Inputs) -> FitJob:
+    """Read the data, and build the network."""
+    from ..base.patterns import matched
+    from ..data.image_table import holds_images
+
+    use = settle_data(use, holds_images(use.data))
+    table = _read_table(use)
+    use, recipe = settle(use, table, ranks)
+    net = recipe.network(table.preprocess)
+    matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
+    return FitJob(use, recipe, table, net, ranks, inputs, validation_sets(use, table))
+
+
+def _read_table(use: Any) -> Table:
+    """The data of these settings; images where there is an augmentation."""
+    from ..base.memory import as_bytes
+    from ..data import read_table
+    from ..data.image_table import read_image_table
+
+    if use.augment is not None:
+        budget = None if use.memory in (None, "auto") else as_bytes("memory", use.memory)
+        return read_image_table(
+            use.data, augment=use.augment, size=use.image_size, corrupt=use.corrupt, val_split=use.val_split,
+            seed=use.seed, test=use.test, threads=use.threads, memory=budget,
+        )  # fmt: skip
+    return read_table(
+        use.data, use.target, use.task, val_split=use.val_split, seed=use.seed, drop=use.drop or (),
+        categorical=use.categorical or (), numeric=use.numeric or (), time=use.time,
+        weight=use.weight_column, test=use.test, missing=use.missing or (), encoding=use.encoding,
+    )  # fmt: skip
 
 
 def _train_and_save(job: FitJob, path: str, report: str) -> int:
@@ -97,14 +118,14 @@ def _train_and_save(job: FitJob, path: str, report: str) -> int:
     from ..parallel.agree import is_root
     from ..tables.saving import save
 
-    optimizer = _optimizer(job)
+    optimizer = optimizer_of(job)
     stop: Exception | KeyboardInterrupt | None = None
     more: dict[str, Any] = {}
     start = time.perf_counter()
     with uninterrupted() as interruptible:
         try:
             with interruptible():
-                history = _train(job, optimizer)
+                history = train(job, optimizer)
             more["planned_bytes"] = history[-1].planned_bytes
             if (there := job.on_device()) is not None:
                 more["device_bytes"] = there.total
@@ -170,7 +191,7 @@ def _train_and_save(job: FitJob, path: str, report: str) -> int:
     return exit_code(stop) if interrupted else 0
 
 
-def _optimizer(job: FitJob) -> Any:
+def optimizer_of(job: FitJob) -> Any:
     """The optimiser, whose state counts the steps, also of a training that fails."""
     recipe, rows = job.recipe, job.table.train.n
     groups = [_group(group, recipe.steps(rows)) for group in job.use.groups or ()]
@@ -185,18 +206,20 @@ def _group(group: Group, steps: int) -> dict[str, Any]:
     return made | ({"lr": gl.optim.schedules.Cosine(group.lr, steps=steps)} if group.lr is not None else {})
 
 
-def _train(job: FitJob, optimizer: Any) -> list[EpochResult]:
+def train(job: FitJob, optimizer: Any, progress: bool = True) -> list[EpochResult]:
+    """Run the training; the result of each pass. progress: it is shown where reports are."""
     use = job.use
     given = values_of(use, FitOptions, DeviceOptions) | {"parallel": job.ranks, "run": use.out}
     own = vars(job.recipe)
     return job.recipe.fit(
         job.net,
         job.data,
+        loss=job.loss,
         optimizer=optimizer,
         val=job.val or None,
         metrics=job.ending[1],
-        class_weight=use.class_weight,
+        class_weight=job.class_weight,
         callbacks=[*job.stopping, job.watch],
-        progress=shows_reports(),
+        progress=progress and shows_reports(),
         **{name: value for name, value in given.items() if value is not None and name not in own},
     )

@@ -9,17 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import NonFiniteError
-from ..base.json_documents import FIT
-from ..base.memory import resident_peak
+from ..base.json_tables import FIT
 from .common import columns, json_text, print_report, saved_weights, to_paste, warn
-from .fit_settings import MAY_CHANGE, FitSettings, rows_of
+from .fit_settings import MAY_CHANGE, FitSettings
 from .saved_settings import Inputs, saved
 from .setting import settings_of, shown
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..data import Dataset, Table
     from ..parallel.communicator import Communicator
     from ..run.backend import DeviceBytes
@@ -40,6 +36,7 @@ class FitJob:
     inputs: Inputs
     val: dict[str, Dataset] = field(default_factory=dict)  # validation sets that are files
     warnings: list[str] = field(default_factory=list)  # for the user
+    announces: bool = True  # the settings, as decided, before the first step
 
     @cached_property
     def watch(self) -> Watch:
@@ -47,18 +44,31 @@ class FitJob:
         from .fit_watch import Watch
 
         contents = {"test rows": self.test_arrays}
-        return Watch(lambda: announce(self), self.inputs, self.settings, contents, self.options)
+        shown = (lambda: announce(self)) if self.announces else lambda: None
+        return Watch(shown, self.inputs, self.settings, contents, self.options)
 
     def options(self) -> dict[str, str]:
         """The settings that a resumed run keeps, as text by flag."""
-        values = vars(self.use) | {"task": self.table.task, "target": self.table.preprocess.target}
+        values = vars(self.use) | {"task": self.table.task, "target": self.target}
         known = settings_of(FitSettings).values()
         kept = [one for one in known if one.is_saved and one.name not in MAY_CHANGE and one.flag.startswith("--")]
         return {one.flag: "none" if values[one.name] in (None, []) else shown(values[one.name]) for one in kept}
 
+    @property
+    def target(self) -> str | list[str]:
+        """The name of the target, or the names of several."""
+        made = self.table.preprocess
+        return made.target_names if made.targets else made.target
+
     def test_arrays(self) -> list[Any]:
         """Test rows, labels, and targets in their units; empty without test rows."""
+        from ..data import MapDataset
+
         test = self.table.test
+        if isinstance(test, MapDataset):
+            return test.contents
+        if test is not None and self.table.preprocess.targets:
+            test = for_loss(test, self)
         return [] if test is None else [test.data, test.labels, self.table.test_targets]
 
     def on_device(self) -> DeviceBytes | None:
@@ -69,18 +79,22 @@ class FitJob:
     def settings(self) -> bytes:
         """The text of settings.toml: every setting as it was decided."""
         ranks = 1 if self.ranks is None else self.ranks.size
-        chosen = {"task": self.table.task, "target": self.table.preprocess.target, "exchange": self.use.exchange}
+        chosen = {"task": self.table.task, "target": self.target, "exchange": self.use.exchange}
         use = replace(self.use, micro_batch_size=self.sizes()["micro_batch_size"])
         return saved(use, "fit", self.inputs, ranks, out=os.path.abspath(self.use.out), **chosen)
 
     def check_columns(self) -> None:
         """Collect warnings about the training rows."""
         from ..data.column_warnings import column_warnings, imbalance, repeated_rows
+        from ..data.image_table import repeated_images
 
         if self.use.class_weight is None:
             more = "; look at the balanced accuracy, or train with --class-weight balanced"
             self.warnings += [text + more for text in imbalance(self.table)]
-        self.warnings += column_warnings(self.table) + repeated_rows(self.table)
+        if self.table.preprocess.kind == "images":
+            self.warnings += repeated_images(self.table)
+        else:
+            self.warnings += column_warnings(self.table) + repeated_rows(self.table)
 
     def warn(self, text: str) -> None:
         """Collect and print a warning about the results."""
@@ -90,15 +104,34 @@ class FitJob:
         if is_root(self.ranks):
             warn(f"warning: {text}")
 
-    @property
+    @cached_property
     def data(self) -> Dataset:
         """The rows to train and validate on."""
-        return _for_loss(self.table.train, self)
+        return for_loss(self.table.train, self)
+
+    @property
+    def losses(self) -> str:
+        """The names of the losses of the targets."""
+        made = self.table.preprocess
+        is_mixed = len({one.task for one in made.targets}) > 1
+        return f"cross_entropy and {self.use.loss}" if is_mixed else str(self.use.loss)
+
+    @property
+    def class_weight(self) -> Any:
+        """The class weights of a single target, as for gl.fit; those of several are part of their loss."""
+        return None if self.table.preprocess.targets else self.use.class_weight
+
+    @cached_property
+    def loss(self) -> Any:
+        """The loss of training and validation, with the class weights of several targets."""
+        from .fit_targets import class_weights
+
+        return self.recipe.loss_of(self.table.preprocess, class_weights(self))
 
     @cached_property
     def ending(self) -> tuple[list[Any], dict[str, Any] | None]:
         """(callbacks of early stopping, their metrics)."""
-        return self.recipe.stopping(self.table.preprocess.outputs_to_targets)
+        return self.recipe.stopping(self.table.preprocess)
 
     @property
     def stopping(self) -> list[Any]:
@@ -121,6 +154,8 @@ class FitJob:
             "rows": self.table.train.n,
             "saved_epoch": self.watch.kept.epoch if self.watch.kept else None,
         }
+        if self.table.preprocess.kind == "images":
+            more["augment"] = self.use.augment
         return about | {"optimizer": self.use.optimizer, **more}
 
     def sizes(self) -> dict[str, Any]:
@@ -147,12 +182,15 @@ class FitJob:
         return Model(self.net, self.table.preprocess, self.about(ending), metrics, uses)
 
 
-def _for_loss(data: Dataset, job: FitJob) -> Dataset:
+def for_loss(data: Dataset, job: FitJob) -> Dataset:
     """The data set with labels for the loss: mse over classes requires one-hot rows."""
     import numpy as np
 
     from ..data import Dataset
+    from ..tables.target_loss import packed_dataset
 
+    if job.table.preprocess.targets:
+        return packed_dataset(data, job.table.preprocess)
     if job.use.loss != "mse" or job.table.task != "classification":
         return data
     labels = np.eye(job.table.preprocess.outputs, dtype=np.float32)[data.labels]
@@ -165,158 +203,18 @@ def validation_sets(use: Any, table: Table) -> dict[str, Dataset]:
     """The encoded files of --val, by name; rows without a known target are left out, with a note.
 
     DataError for a file without targets."""
+    from ..data.image_table import labelled_images
     from ..data.table import labelled
+    from ..tables.target_loss import packed_dataset
 
     sets = {} if table.val is None else {"val": table.val}
-    return sets | {name: labelled(path, table)[0] for name, path in (use.val or {}).items()}
+    read = labelled_images if table.preprocess.kind == "images" else labelled
+    sets |= {name: read(path, table)[0] for name, path in (use.val or {}).items()}
+    made = table.preprocess
+    return {name: packed_dataset(rows, made) for name, rows in sets.items()} if made.targets else sets
 
 
-# ---- results ---------------------------------------------------------------------------------------------------------
-
-
-def measure(job: FitJob, seconds: float) -> dict[str, Any]:
-    """The numbers of the epoch whose weights are saved (or of the part before an interruption), time and memory."""
-    use, table, epochs = job.use, job.table, job.watch.epochs
-    train_rows, val_rows = rows_of(use, table)
-    loop, kept = job.watch.loop, job.watch.kept
-    return {
-        "data": use.data,
-        "task": table.task,
-        "target": table.preprocess.target,
-        "rows_train": train_rows,
-        "rows_val": min(val_rows or next((rows.n for rows in job.val.values()), 0), use.eval_rows or sys.maxsize),
-        "folds": use.folds,
-        "rows_test": 0 if table.test is None else table.test.n,
-        **(_of(kept.train, "train") if kept else {}),
-        **(_of(kept.val, "val") if kept and kept.val else {}),
-        **{name: value for name, value in (kept.numbers() if kept else {}).items() if "." in name},
-        "saved_epoch": kept.epoch if kept else None,
-        **job.sizes(),
-        "epochs": len(epochs),
-        "optimizer": use.optimizer,
-        "seed": use.seed,
-        "ranks": 1 if job.ranks is None else job.ranks.size,
-        "seconds": round(seconds, 3),
-        "rows_per_second": round(loop.rows / loop.training_seconds) if loop and loop.training_seconds else None,
-        **({"predicted_seconds": round(loop.predicted.seconds, 1)} if loop and loop.predicted else {}),
-        "parameters": job.net.parameter_count(),
-        "peak_bytes": resident_peak(),
-        "notes": table.notes,
-        "warnings": job.warnings,
-        "history": job.watch.history,
-    }
-
-
-def measure_test(job: FitJob) -> dict[str, Any]:
-    """Scores of the test rows in f32, and of a baseline; warns if the model is not better."""
-    import gradloom as gl
-
-    table = job.table
-    where: dict[str, Any] = {
-        "threads": job.use.threads, "device": job.use.device, "memory": job.use.memory, "precision": "f32"
-    }  # fmt: skip
-    if table.test is None:
-        return {}
-    rows = _for_loss(table.test, job)
-    found = _of(gl.evaluate(job.net, rows, loss=job.use.loss, parallel=job.ranks, **where), "test")
-    outputs = gl.predict(job.net, table.test.data, **where)
-    scores = class_scores(job, outputs) if table.task == "classification" else number_scores(job, outputs)
-    return scores | found | {"warnings": job.warnings}
-
-
-def class_scores(job: FitJob, outputs: np.ndarray) -> dict[str, Any]:
-    """Scores of the test rows, of each class, and of the most frequent class for every row."""
-    from ..tables import scores
-
-    table, names = job.table, job.table.preprocess.classes
-    assert table.test is not None
-    train, labels, weights = table.train.labels, table.test.labels, table.test.weights
-    assert train is not None and labels is not None
-    probabilities = scores.class_probabilities(outputs, job.use.loss)
-    predicted = probabilities.argmax(axis=1)
-    found = scores.prefixed(scores.classification_scores(probabilities, labels, weights), "test_")
-    found["test_classes"] = scores.of_each_class(predicted, labels, names)
-    if (counts := scores.confusion(predicted, labels, len(names))) is not None:
-        found["test_confusion"] = counts
-    baseline, most = scores.majority(train, labels, len(names), table.train.weights, weights)
-    absent = [name for name, of in found["test_classes"].items() if not of["rows"]]
-    if absent:
-        more = "" if len(absent) < 4 else f" and {len(absent) - 3} more"
-        text = f"no test row is of class {', '.join(map(repr, absent[:3])):.200}{more}: the scores do not cover it"
-        job.warn(text + "; ROC AUC needs rows of two classes" * math.isnan(found["test_roc_auc"]))
-    better, error = scores.gain(predicted != labels, labels != most, weights)
-    if not better > error:
-        text = (
-            f"accuracy {found['test_accuracy']:.4f} is not better than always {names[most]!r:.60},"
-            f" {baseline['accuracy']:.4f} (difference {better:+.4f} +- {error:.4f})"
-        )
-        if not math.isnan(found["test_roc_auc"]):
-            area = f"ROC AUC {found['test_roc_auc']:.4f}"
-            text += f"; balanced accuracy {found['test_balanced_accuracy']:.4f} and {area} show what was learned"
-        job.warn(text)
-    return found | scores.prefixed(baseline, "baseline_") | {"baseline": f"always {names[most]!r:.60}"}
-
-
-def number_scores(job: FitJob, outputs: np.ndarray) -> dict[str, Any]:
-    """Scores of the test rows, and of one number for every row: the mean of the training rows, or in time the last."""
-    import numpy as np
-
-    from ..tables import scores
-
-    table, made = job.table, job.table.preprocess
-    assert table.test is not None and table.test_targets is not None
-    predicted, weights = made.outputs_to_targets(outputs), table.test.weights
-    true = np.reshape(table.test_targets, predicted.shape).astype(np.float64)
-    number, words = np.array(made.target_mean), "the mean of the training rows"
-    if job.use.time is not None:
-        before = table.val or table.train  # both in the order of time
-        assert before.labels is not None
-        number, words = made.outputs_to_targets(before.labels[-1:])[0], "the last value before the test rows"
-    found = scores.prefixed(scores.regression_scores(predicted, true, weights), "test_")
-    baseline = scores.constant(number, true, weights)
-    of_model, of_number = (np.square((each - true) / made.target_std).mean(axis=1) for each in (predicted, number))
-    better, error = scores.gain(of_model, of_number, weights)
-    if math.isfinite(found["test_rmse"]) and not better > error:
-        job.warn(
-            f"rmse {found['test_rmse']:.6g} is not better than that of always {words},"
-            f" {baseline['rmse']:.6g}: the features may not determine the target, or fewer epochs are needed"
-        )
-    return found | scores.prefixed(baseline, "baseline_") | {"baseline": f"always {words}"}
-
-
-def _of(result: Any, name: str) -> dict[str, Any]:
-    """Loss and accuracy of a Result with their uncertainties; accuracy where there are classes."""
-    found = {f"{name}_loss": result.loss, f"{name}_loss_unc": result.loss_unc}
-    if not math.isnan(result.accuracy):
-        found |= {f"{name}_accuracy": result.accuracy, f"{name}_accuracy_unc": result.accuracy_unc}
-    return found
-
-
-def check_losses(job: FitJob, result: dict[str, Any]) -> None:
-    """NonFiniteError for a loss that is not finite: it names the set of rows, and the first row whose outputs are not
-    finite with the first node that is not. The model is saved."""
-    import numpy as np
-
-    import gradloom as gl
-
-    from ..tables.model import why_not_finite
-
-    for name, value in result.items():
-        if not name.endswith("loss") or not isinstance(value, float) or math.isfinite(value):
-            continue
-        part = name.removesuffix("loss").rstrip("_.")
-        data = {**job.val, "test": job.table.test}.get(part)
-        cause = None
-        if data is not None:
-            where: dict[str, Any] = {"threads": job.use.threads, "device": job.use.device, "precision": "f32"}
-            outputs = gl.predict(job.net, data.data, **where)
-            cause = why_not_finite(job.net, data.data, outputs, **where)
-            if cause is None:
-                row = int(np.abs(outputs).reshape(len(outputs), -1).max(axis=1).argmax())
-                cause = f"the largest output is {np.abs(outputs[row]).max():g}, of row {row}, whose loss is beyond f32"
-        raise NonFiniteError(
-            f"{name} is {value}{f': {cause}' * bool(cause)}; the model is saved in {result['model']}; check these rows"
-        )
+# ---- text for the terminal -------------------------------------------------------------------------------------------
 
 
 def write_result(path: str, result: dict[str, Any]) -> None:
@@ -328,12 +226,10 @@ def write_result(path: str, result: dict[str, Any]) -> None:
         file.write(text.encode())
 
 
-# ---- text for the terminal -------------------------------------------------------------------------------------------
-
-
 def announce(job: FitJob) -> None:
     """Print the data, the network and all settings that were chosen."""
     from ..train.display import plural
+    from .fit_targets import class_lines
 
     use, table, made = job.use, job.table, job.table.preprocess
     what = f"{table.train.n:,} rows"
@@ -342,24 +238,31 @@ def announce(job: FitJob) -> None:
     if use.folds:
         what += f" in {use.folds} folds (a network trains without one, which validates it)"
     for name, rows in job.val.items():
-        source = f"from {(use.val or {})[name]}" if name in (use.val or {}) else "of later times"
-        what += f", {rows.n:,} validation rows {source}"
+        otherwise = "from the folder" if made.kind == "images" else "of later times"
+        what += f", {rows.n:,} validation rows {f'from {use.val[name]}' if name in (use.val or {}) else otherwise}"
     if table.test is not None:
         sources = {"file": "from the file", "held out": "held out", "the latest": "held out, the latest"}
         what += f", {table.test.n:,} test rows {sources.get(table.test_from, f'from {use.test}')}"
-    print_report(f"{use.data}: {what}, {plural(made.inputs, 'feature')}")
+    width = plural(made.inputs, "feature")
+    if made.image_shape is not None:
+        channels, height, columns_of = made.image_shape
+        colours = {1: "grey images", 3: "colour images"}.get(channels, f"images with {channels} channels")
+        width = f"{colours} of {height} x {columns_of}"
+    print_report(f"{use.data}: {what}, {width}")
     for note in table.notes:
         print_report(f"  {note}")
-    if table.task == "classification":
-        classes = ", ".join(made.classes[:10]) + (", ..." if len(made.classes) > 10 else "")
-        print_report(f"  {len(made.classes)} classes: {classes}")
+    for text in class_lines(made):
+        print_report(f"  {text}")
     for text in job.warnings:
         warn(f"  warning: {text}")
     sizes = "-".join(str(s) for s in (made.inputs, *use.hidden, made.outputs))
+    if made.image_shape is not None:
+        changes = f"training images changed by {', '.join(use.augment)}; " if use.augment else ""
+        sizes = f"{changes}convolutions {'-'.join(map(str, use.hidden)) or 'none'}, {made.outputs} outputs"
     members = f"{use.ensemble} networks " if use.ensemble > 1 else ""
     dropout = f"dropout {use.dropout:g}, " if use.dropout else ""
     print_report(
-        f"model: {members}{sizes}, {dropout}{job.net.parameter_count():,} parameters; {use.loss}, {use.optimizer},"
+        f"model: {members}{sizes}, {dropout}{job.net.parameter_count():,} parameters; {job.losses}, {use.optimizer},"
         f" rate {use.lr:g} falling, {plural(use.epochs, 'epoch')}, batches of {use.batch_size}, seed {use.seed}"
         f"{'' if use.precision == 'f32' else f', products in {use.precision}'}"
     )
@@ -390,6 +293,8 @@ def summarise(job: FitJob, result: dict[str, Any]) -> None:
 
     def line(part: str) -> str:
         shown = f"loss {result[f'{part}_loss']:.4f}"
+        if part == "test" and "test_targets" in result:
+            shown += f"  means of {len(result['test_targets'])} targets:"
         for name, word in _SHOWN.items():
             if (value := result.get(f"{part}_{name}")) is not None and not math.isnan(value):
                 shown += f"  {word} {value:.4f}" if name in _SHARES else f"  {word} {value:.6g}"
@@ -402,6 +307,10 @@ def summarise(job: FitJob, result: dict[str, Any]) -> None:
         lines.append(("validation", line("val")))
     if "test_loss" in result:
         lines.append((f"test ({job.table.test_from})", line("test")))
+        if "test_targets" in result:
+            from .fit_targets import target_lines
+
+            lines += target_lines(result)
         name = "accuracy" if "baseline_accuracy" in result else "rmse"
         lines.append(("baseline", f"{name} {result[f'baseline_{name}']:.4g}  ({result['baseline']})"))
     lines.append(("time", f"{duration(result['seconds'])}, {rate(result['rows_per_second'])} rows/s"))

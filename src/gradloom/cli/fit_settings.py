@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..base.fit_options import FitOptions, FitOutput, NetworkOptions, TableOptions
+from ..base.fit_options import FitOptions, FitOutput, ImageOptions, NetworkOptions, TableOptions
 from ..base.training_options import DeviceOptions
 from .run_settings import check_device, check_memory
 from .setting import command_settings
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from ..tables.recipe import Recipe
 
 # What a fit does. None: the data decide (see settle)
-FitSettings: Any = command_settings("fit", TableOptions, NetworkOptions, FitOptions, DeviceOptions, FitOutput)
+FitSettings: Any = command_settings(
+    "fit", TableOptions, ImageOptions, NetworkOptions, FitOptions, DeviceOptions, FitOutput
+)
 
 # Settings that a resumed run may change, or that it compares by more than their text
 MAY_CHANGE = (
     "out", "val", "test", "epochs", "micro_batch_size", "precision", "device", "checkpoint_every", "keep", "log",
-    "groups", "memory",
+    "groups", "memory", "watch", "watch_every", "watch_what",
 )  # fmt: skip
 
 
@@ -54,6 +56,28 @@ def prepared(asked: Any) -> Any:
     return replace(asked, val_split=recipe.val_split, folds=recipe.folds)
 
 
+def settle_data(asked: Any, holds_images: bool) -> Any:
+    """With the settings of images where the data are a folder of them; SettingError for settings of other data."""
+    from ..base.errors import SettingError
+    from ..base.options import options_of
+
+    named = options_of(TableOptions if holds_images else ImageOptions)
+    others = [name for name in named if name not in ("data", "test", "task", "target") and getattr(asked, name)]
+    if holds_images:
+        others += [
+            name
+            for name, own in (("task", "classification"), ("target", "class"))
+            if getattr(asked, name) not in (None, own)
+        ]
+    for name in others:
+        need = "a table: this is a folder of images" if holds_images else "a folder of images, as FOLDER/CLASS/1.jpg"
+        raise SettingError(f"{{{name}}} requires {need}", {name: getattr(asked, name)})
+    if not holds_images:
+        return asked
+    augment = ["crop"] if asked.augment is None else asked.augment
+    return replace(asked, augment=augment, corrupt=asked.corrupt or "skip")
+
+
 def settle(asked: Any, table: Table, ranks: Communicator | None) -> tuple[Any, Recipe]:
     """(all settings, those of the training): defaults follow from the kind and the number of the training rows."""
     from ..base.errors import SettingError
@@ -68,7 +92,7 @@ def settle(asked: Any, table: Table, ranks: Communicator | None) -> tuple[Any, R
         if value is not None and not (has_val or recipe.val_split or recipe.folds):
             text = f"{{{name}}} requires validation rows: {{val}}, or {{folds}} or {{val_split}} above 0"
             raise SettingError(text, {name: value, "val": ..., "folds": ..., "val_split": ...})
-    wanted = asked.batch_size or batch_size_for(recipe.trained(rows), table.preprocess.kind == "array")
+    wanted = asked.batch_size or batch_size_for(recipe.trained(rows), table.preprocess)
     micro = asked.micro_batch_size or share_of(recipe.batch_size, ranks)
     if micro > wanted:
         raise SettingError(setting="micro_batch_size", seen=micro, need=f"at most {wanted}, the batch size")

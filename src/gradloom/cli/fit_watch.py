@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files.toml_file import parse_toml
 from ..runs.events import Contribution
 from ..runs.identity import FILES
 from ..train.callbacks import Callback
@@ -13,7 +14,6 @@ from ..train.history import row_of
 from ..train.result import EpochResult
 from .common import raise_lost_signal
 from .saved_settings import SETTINGS, Inputs
-from .settings_file import parse_toml
 
 
 class RunInputs(Callback, Contribution):

@@ -137,9 +137,9 @@ def _adapter(file: ModelFile, metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _uses(file: ModelFile) -> dict[str, Any]:
     """Pooling of embeddings and head of a model or an adapter; FileError for damaged ones."""
     from ..llm.embedding import pooling_of, read_embedding
-    from ..llm.head import read_head
+    from ..llm.head import head_of_model
 
-    stored, found = read_embedding(file.metadata, file.path), read_head(file.metadata, file.path)
+    stored, found = read_embedding(file.metadata, file.path), head_of_model(file)
     facts: dict[str, Any] = {
         "pooling": pooling_of(file.metadata) if stored is None else stored.pooling,
         "widths": [] if stored is None else list(stored.widths),
@@ -154,7 +154,7 @@ def _uses(file: ModelFile) -> dict[str, Any]:
 
 def _shown_uses(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines = []
-    if facts["pooling"] is not None:
+    if facts["pooling"] not in (None, "rank"):  # which is that of a head
         widths = f", also the first {', '.join(map(str, facts['widths']))} numbers" if facts["widths"] else ""
         lines.append(("embeddings", f"pooling {facts['pooling']}{widths}"))
     if "head" in facts:

@@ -51,8 +51,10 @@ def _of_model(model: Model) -> dict[str, Any]:
     columns = [
         {"name": c.name, "kind": c.kind} | ({"reason": c.reason} if c.kind == "unused" else {}) for c in made.columns
     ]
+    targets = [{"name": one.name, "task": one.task, "classes": one.classes} for one in made.targets]
     return {
-        "task": model.task, "target": model.target, "features": made.inputs, "columns": columns, "shape": made.shape,
+        "task": model.task, "target": model.target, **({"targets": targets} if targets else {}),
+        "features": made.inputs, "columns": columns, "shape": made.shape,
         "missing": made.missing, "encoding": made.encoding, "classes": model.classes, "metrics": model.metrics,
         "about": model.about,
     }  # fmt: skip

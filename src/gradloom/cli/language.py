@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..base.finetune_options import DataOptions, ObjectiveOptions
+from ..base.sample_options import DataOptions
 from .parser import Option
 from .setting import flag_of
 
 if TYPE_CHECKING:
-    from ..llm.lora import LoRA, TrainedTensors
+    from ..llm.lora import LoRA
     from ..llm.model import Model
+    from ..llm.trained_tensors import TrainedTensors
 
-# Options of the data, as parameters of a command
-TextKey = Annotated[str | None, flag_of(DataOptions, "text_key")]
-PromptKey = Annotated[str | None, flag_of(DataOptions, "prompt_key")]
-CompletionKey = Annotated[str | None, flag_of(DataOptions, "completion_key")]
-MessagesKey = Annotated[str | None, flag_of(DataOptions, "messages_key")]
-AsChat = Annotated[bool, flag_of(DataOptions, "as_chat")]
 Template = Annotated[str | None, flag_of(DataOptions, "chat_template")]
-LossOn = Annotated[str | None, flag_of(DataOptions, "loss_on")]
-SkipBadLines = Annotated[bool, flag_of(DataOptions, "skip_bad_lines")]
-Special = Annotated[bool, flag_of(DataOptions, "special")]
-ChosenKey = Annotated[str | None, flag_of(DataOptions, "chosen_key")]
-RejectedKey = Annotated[str | None, flag_of(DataOptions, "rejected_key")]
-LabelKey = Annotated[str | None, flag_of(DataOptions, "label_key")]
-AnchorKey = Annotated[str | None, flag_of(DataOptions, "anchor_key")]
-PositiveKey = Annotated[str | None, flag_of(DataOptions, "positive_key")]
-NegativeKey = Annotated[str | None, flag_of(DataOptions, "negative_key")]
-# Options of objectives
-ObjectiveName = Annotated[str, flag_of(ObjectiveOptions, "objective")]
-Beta = Annotated[float | None, flag_of(ObjectiveOptions, "beta")]
-LossType = Annotated[str | None, flag_of(ObjectiveOptions, "loss_type")]
-LabelSmoothing = Annotated[float | None, flag_of(ObjectiveOptions, "label_smoothing")]
-Gamma = Annotated[float | None, flag_of(ObjectiveOptions, "gamma")]
-NllWeight = Annotated[float | None, flag_of(ObjectiveOptions, "nll_weight")]
-DesirableWeight = Annotated[float | None, flag_of(ObjectiveOptions, "desirable_weight")]
-UndesirableWeight = Annotated[float | None, flag_of(ObjectiveOptions, "undesirable_weight")]
-CenterRewards = Annotated[float | None, flag_of(ObjectiveOptions, "center_rewards_coefficient")]
-ClassWeight = Annotated[str | None, flag_of(ObjectiveOptions, "class_weight")]
-Teacher = Annotated[str | None, flag_of(ObjectiveOptions, "teacher")]
-TeacherTopK = Annotated[int | None, flag_of(ObjectiveOptions, "top_k")]
-LossTemperature = Annotated[float | None, flag_of(ObjectiveOptions, "temperature")]
-HardWeight = Annotated[float | None, flag_of(ObjectiveOptions, "hard_weight")]
-Pooling = Annotated[str | None, flag_of(ObjectiveOptions, "pooling")]
-EmbeddingWidths = Annotated[str | None, flag_of(ObjectiveOptions, "widths")]
 # Of drawing tokens (see llm.sampling.Sampling)
 Temperature = Annotated[float, Option(help="Sampling temperature; 0 always takes the likeliest token.")]
 TopK = Annotated[int | None, Option(help="Number of likeliest tokens to draw from; 0: all. [default: 40]")]
@@ -54,28 +24,17 @@ Lora = Annotated[str | None, Option("--lora", help="An adapter to put on the mod
 _TEMPLATE_BYTES = 1 << 20
 
 
-def data_options(
-    text_key: str | None, prompt_key: str | None, completion_key: str | None, messages_key: str | None, as_chat: bool,
-    chat_template: str | None, loss_on: str | None, skip_bad_lines: bool,
-    special: bool, chosen_key: str | None = None, rejected_key: str | None = None, label_key: str | None = None,
-    anchor_key: str | None = None, positive_key: str | None = None, negative_key: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The options as llm.data.read_samples takes them; SettingError for a --loss-on that is not known, FileError for
-    a template that cannot be read."""
-    from .common import need_one_of
-
-    need_one_of("loss_on", loss_on, ("assistant", "all"))
-    of_sides = {
-        "chosen_key": chosen_key, "rejected_key": rejected_key, "label_key": label_key, "anchor_key": anchor_key,
-        "positive_key": positive_key, "negative_key": negative_key,
-    }  # fmt: skip
+def data_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """DataOptions as llm.data.read_samples takes them; FileError for a template that cannot be read."""
+    loss_on, template = given.get("loss_on"), given["chat_template"]
+    of_all = ("text_key", "prompt_key", "completion_key", "messages_key", "as_chat", "skip_bad_lines", "special")
+    more = {name: value for name, value in given.items() if name not in (*of_all, "loss_on", "chat_template")}
     return {
-        "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
-        "as_chat": as_chat, "chat_template": read_template(chat_template),
+        **{name: given[name] for name in of_all},
+        "chat_template": read_template(template),
         "train_on_all": None if loss_on is None else loss_on == "all",
-        "skip_bad_lines": skip_bad_lines, "special": special,
-        **{name: value for name, value in of_sides.items() if value is not None},  # a resume compares those given
-    }  # fmt: skip
+        **{name: value for name, value in more.items() if value is not None},  # a resume compares those given
+    }
 
 
 def read_template(path: str | None) -> str | None:
@@ -112,7 +71,8 @@ def adapter_for(
     Raises SettingError for an option that would have no effect, FileError for an adapter file that does not fit.
     """
     from ..base.errors import SettingError
-    from ..llm.lora import LoRA, TrainedTensors
+    from ..llm.lora import LoRA
+    from ..llm.trained_tensors import TrainedTensors
 
     given = {name: value for name, value in made.items() if value is not None and value is not False}
     if method == "full":

@@ -42,11 +42,10 @@ from .common import (
 )
 from .parser import HELP_FLAGS, Argument, Command, Group, command, declared
 from .progress import Uploads
-from .settings_file import load_commands
 
 _COMMANDS = (
-    "fit", "predict", "finetune", "rerun", "runs", "generate", "chat", "embed", "evaluate", "compare", "plan",
-    "verify", "info", "merge", "doctor",
+    "fit", "predict", "finetune", "rerun", "runs", "report", "generate", "chat", "embed", "evaluate", "compare", "plan",
+    "verify", "profile", "rebuild", "capsule", "replay", "info", "merge", "doctor",
 )  # fmt: skip
 _LONGEST = 2000  # characters of an error, whose middle is left out: input may be of any length
 
@@ -126,12 +125,10 @@ app = Group(
 )
 
 
-def _load_all() -> None:
+def load_all() -> None:
+    """Import all commands."""
     for name in _COMMANDS:
         import_module(f".{name}", __package__)
-
-
-load_commands.connect(lambda: _load_all)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ HELP_FLAGS = {"help_option_names": ["--help", "-h"]}
 
 @dataclass(frozen=True)
 class Argument:
-    """A positional argument."""
+    """A positional argument; of type list[str] any number of them."""
 
     help: str
 
@@ -95,6 +95,8 @@ def _parameter(given: inspect.Parameter) -> click.Parameter:
         (kind,) = kinds
     required = given.default is inspect.Parameter.empty
     settings: dict[str, Any] = {"required": required} if required else {"default": given.default}
+    if isinstance(declaration, Argument) and get_origin(kind) is list:  # one or more
+        return _Argument(given.name, declaration.help, type=get_args(kind)[0], nargs=-1, required=required)
     if isinstance(declaration, Argument):
         return _Argument(given.name, declaration.help, type=kind, **settings | {"required": required})
     flags = list(declaration.flags)

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..base.json_documents import PREDICT
+from ..base.json_tables import PREDICT
+from ..base.sample_options import DataOptions
 from ..base.settings import PRECISIONS
 from .common import Device, Precision, Threads, json_text, need_one_of, need_whole, print_report, warn
+from .config import with_options
 from .csv_text import csv_line, not_a_formula
-from .language import (
-    AsChat,
-    CompletionKey,
-    LabelKey,
-    Lora,
-    MessagesKey,
-    PromptKey,
-    Special,
-    Template,
-    TextKey,
-    read_template,
-)
+from .language import Lora, read_template
 from .parser import Argument, Option
+from .predict_scores import agreements, print_scores
 from .run_settings import check_device
 from .saved_settings import Inputs
 
@@ -36,11 +27,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..data import Preprocess
     from ..tables.model import Model
 
 
-HELP = """Predict the target of each row, as CSV: the prediction, and for classes the probability of each.
+HELP = """Predict the target of each row or image, as CSV: the prediction, and for classes the probability of each.
 
 MODEL can also be a language model with a head, of finetune with --objective reward, classify or regress: then DATA is
 a .csv, .parquet, .arrow, .jsonl or .json file of texts as in its training, or a .txt with a text in each line.
@@ -50,24 +40,23 @@ training, validation and test rows.
 """
 
 
+@with_options(DataOptions)
 def predict(
     model: Annotated[
         str,
         Argument(help="A file that gradloom fit saved, or its folder; a GGUF model or a Hugging Face folder."),
     ],
     data: Annotated[
-        str,
+        list[str],
         Argument(
             help="A .csv, .csv.gz, .parquet or .npz file, a folder of idx files, or - for CSV on stdin; of texts a"
-            " .csv, .parquet, .arrow, .jsonl, .json or .txt file."
+            " .csv, .parquet, .arrow, .jsonl, .json or .txt file; of a model of images any number of image files and"
+            " folders."
         ),
     ],
     out: Annotated[str | None, Option(help="CSV file to write. [default: stdout]")] = None,
     keep: Annotated[
         str | None, Option(help="Columns of DATA to write in front of the predictions, such as id,name.")
-    ] = None,
-    encoding: Annotated[
-        str | None, Option(help="Encoding of a text file, such as cp1252. [default: as in training]")
     ] = None,
     escape_formulas: Annotated[
         bool,
@@ -77,16 +66,15 @@ def predict(
         ),
     ] = False,
     lora: Lora = None,
-    text_key: TextKey = None,
-    prompt_key: PromptKey = None,
-    completion_key: CompletionKey = None,
-    messages_key: MessagesKey = None,
-    label_key: LabelKey = None,
-    as_chat: AsChat = False,
-    chat_template: Template = None,
-    special: Special = False,
     context: Annotated[
         int | None, Option(help="Most tokens of a text, of which the first are read. [default: the model's context]")
+    ] = None,
+    tta: Annotated[
+        int | None,
+        Option(
+            help="Views of each image whose probabilities are averaged: the image, and so it changed at random as in "
+            "the training. [default: 1]"
+        ),
     ] = None,
     threads: Threads = None,
     precision: Precision = None,
@@ -95,10 +83,11 @@ def predict(
         bool,
         Option("--json", help="Print one JSON object, with the predictions in it where no CSV file is written."),
     ] = False,
+    **reading: Any,
 ) -> int:
     """Run the command; returns its exit code."""
     need_one_of("precision", precision, PRECISIONS)
-    for name, number in (("context", context), ("threads", threads)):
+    for name, number in (("context", context), ("threads", threads), ("tta", tta)):
         need_whole(name, number)
     check_device(device)
     names = _names(keep)
@@ -107,43 +96,58 @@ def predict(
     if escape_formulas and json and out is None:
         text = "{escape_formulas} requires CSV: {out}, or no {json}"
         raise SettingError(text, escape_formulas=True, out=..., json=...)
-    of_texts = {
-        "lora": lora, "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key,
-        "messages_key": messages_key, "label_key": label_key, "as_chat": as_chat or None,
-        "chat_template": chat_template, "special": special or None, "context": context,
-    }  # fmt: skip
+    encoding = reading.pop("encoding")
+    given = {name: value for name, value in reading.items() if value not in (None, False)}
     if out is not None:
         _check_out(out, *([model] if lora is None else [model, lora]), data=data)
     if is_language_model(model):
+        _check_one(model, data, tta)
         from .predict_texts import TextUse, predict_texts
 
-        reading: dict[str, Any] = {name: value for name, value in of_texts.items() if value is not None}
-        reading = {name: value for name, value in reading.items() if name not in ("lora", "label_key", "context")}
-        if chat_template is not None:
-            reading["chat_template"] = read_template(chat_template)
+        label = given.pop("label_key", "label")
+        if "chat_template" in given:
+            given["chat_template"] = read_template(given["chat_template"])
         cell = not_a_formula if escape_formulas else str
         options = {"context": context, "precision": precision, "device": device, "threads": threads}
-        return predict_texts(
-            TextUse(model, data, lora, out, names, encoding, cell, json, label_key or "label", reading, options)
-        )
-    for name, value in of_texts.items():
+        return predict_texts(TextUse(model, data[0], lora, out, names, encoding, cell, json, label, given, options))
+    for name, value in {"lora": lora, "context": context, **given}.items():
         if value is not None:
             text = f"{{{name}}} requires a language model as MODEL: FILE.gguf or a Hugging Face folder"
             raise SettingError(text, {name: value})
-    return _predict_table(model, data, out, names, encoding, escape_formulas, precision, device, threads, json)
+    cell = not_a_formula if escape_formulas else str
+    options = {"precision": precision, "device": device, "threads": threads}
+    return _predict_rows(model, data, out, names, encoding, cell, json, tta, options)
 
 
-def _predict_table(
-    model: str, data: str, out: str | None, names: list[str], encoding: str | None, escape_formulas: bool,
-    precision: str | None, device: str | None, threads: int | None, json: bool,
+def _predict_rows(
+    model: str, data: list[str], out: str | None, names: list[str], encoding: str | None, cell: Callable[[str], str],
+    json: bool, tta: int | None, options: dict[str, Any],
 ) -> int:  # fmt: skip
-    """Predictions of a model that `gradloom fit` saved."""
-    from ..base.errors import DataError
-    from ..data.frames import as_file, features_of, kept_columns, with_encoding
-    from ..files import atomic_write
+    """Predictions of a model that `gradloom fit` saved. options: of gl.compile."""
+    from ..base.errors import SettingError
     from .model import load_model
 
     opened = load_model(model)
+    if opened.preprocess.kind == "images":
+        from .predict_images import predict_images
+
+        for name, value in (("keep", names), ("encoding", encoding)):
+            if value:
+                raise SettingError(f"{{{name}}} requires a model of tables; this one is of images", {name: ...})
+        return predict_images(opened, model, data, out, cell, json, tta or 1, options)
+    _check_one(model, data, tta)
+    return _predict_table(opened, model, data[0], out, names, encoding, cell, json, options)
+
+
+def _predict_table(
+    opened: Model, model: str, data: str, out: str | None, names: list[str], encoding: str | None,
+    cell: Callable[[str], str], json: bool, options: dict[str, Any],
+) -> int:  # fmt: skip
+    """Predictions for the rows of a table or of arrays."""
+    from ..base.errors import DataError
+    from ..data.frames import as_file, features_of, kept_columns, with_encoding
+    from ..files import atomic_write
+
     preprocess = with_encoding(opened.preprocess, encoding, data)
     if data == "-" and sys.stdin is None:
         raise DataError("stdin: is closed; need the rows of a CSV file there, or the name of a file")
@@ -152,13 +156,14 @@ def _predict_table(
         inputs = Inputs(data=path)
         features, targets, notes, problems = features_of(path, preprocess)
         kept = kept_columns(path, names, preprocess) if names else {}
-        uses, warnings = (None, []) if targets is None else _uses(opened, path, inputs, features, targets)
+        uses, warnings = (
+            (None, []) if targets is None else opened.uses_of(path, inputs.digests()["data"], features, targets)
+        )
     _print_notes(notes, problems)
     try:
-        outputs = opened.outputs(features, precision=precision, device=device, threads=threads)
+        outputs = opened.outputs(features, **options)
     except DataError as error:
         raise DataError(f"{model}, {data}: {error}") from None
-    cell = not_a_formula if escape_formulas else str
     if out is not None:
         with atomic_write(out) as file:
             file.writelines(text.encode() for text in _csv(opened, outputs, kept, cell))
@@ -167,20 +172,33 @@ def _predict_table(
         sys.stdout.writelines(_csv(opened, outputs, kept, cell))
     agreement: dict[str, Any] = {}
     if targets is not None:
-        agreement = _agreements(outputs, targets, preprocess, uses)
-        _print_scores(agreement, warnings, preprocess)
+        agreement = agreements(outputs, targets, preprocess, uses)
+        print_scores(agreement, warnings, preprocess)
         agreement |= {"warnings": warnings} if warnings else {}
     if json:
         answer = {
             "model": model, "data": data, "task": preprocess.task, "target": preprocess.target,
             "rows": len(outputs), "out": out, "notes": notes + problems, **agreement,
         }  # fmt: skip
-        if preprocess.task == "classification":
+        if preprocess.targets:
+            facts = {one.target: _facts_of_target(one, outputs[:, at], out is None) for one, at in opened.of_targets()}
+            answer["targets"] = {name: of | answer.get("targets", {}).get(name, {}) for name, of in facts.items()}
+        elif preprocess.task == "classification":
             answer["classes"] = preprocess.classes
         if out is None:
             answer |= ({"kept": kept} if names else {}) | _predictions(opened, outputs)
         print(json_text(PREDICT, answer))
     return 0
+
+
+def _check_one(model: str, data: list[str], tta: int | None) -> None:
+    """SettingError for several files, and for --tta: of a model that is not of images."""
+    from ..base.errors import SettingError
+
+    if tta is not None:
+        raise SettingError("{tta} requires a model of images, of gradloom fit FOLDER", tta=tta)
+    if len(data) > 1:
+        raise SettingError(f"{model}, {data[1]}: several files require a model of images; this one reads one file")
 
 
 def is_language_model(path: str) -> bool:
@@ -190,14 +208,14 @@ def is_language_model(path: str) -> bool:
     return path.lower().endswith(".gguf") or is_folder_of_model(path)
 
 
-def _check_out(out: str, *models: str, data: str) -> None:
+def _check_out(out: str, *models: str, data: list[str]) -> None:
     """An error for a file that cannot be written, is no CSV, or is one of the inputs."""
     from ..base.errors import SettingError
     from ..files import check_target, refuse_input
     from .model import files_of_model
 
     inputs = [file for model in models for file in files_of_model(model)]
-    refuse_input(out, *inputs, *([] if data == "-" else [data]))
+    refuse_input(out, *inputs, *(path for path in data if path != "-"))
     if out.lower().endswith(_NO_CSV):
         raise SettingError(setting="out", seen=out, need="the name of a CSV file, such as predicted.csv")
     check_target(out, streams=True)
@@ -210,22 +228,21 @@ def _print_notes(notes: list[str], problems: list[str]) -> None:
         warn(problem)
 
 
-def _print_scores(agreement: dict[str, Any], warnings: list[str], preprocess: Preprocess) -> None:
-    """The scores of each part of the file, and of all rows where there is more than one part."""
-    parts = agreement.get("scores", {})
-    everything = {"all rows" if parts else "": agreement} if len(parts) != 1 else {}
-    for part, scores in {**parts, **everything}.items():
-        print_report(f"{_PARTS[part]}{_shown(scores, preprocess)}")
-    for text in warnings:
-        warn(f"warning: {text}")
-
-
 def _predictions(opened: Model, outputs: np.ndarray) -> dict[str, Any]:
     """The predictions, and of classes the probabilities, as --json prints them."""
     answer = {"predictions": opened.decide(outputs).tolist()}
-    if opened.preprocess.task == "classification":
+    if opened.preprocess.task == "classification" and not opened.preprocess.targets:
         answer["probabilities"] = opened.probabilities(outputs).tolist()
     return answer
+
+
+def _facts_of_target(one: Model, outputs: np.ndarray, with_rows: bool) -> dict[str, Any]:
+    """One of several targets, as --json prints it: task, classes, and the probabilities of the rows where asked for."""
+    made: dict[str, Any] = {"task": one.task}
+    if one.classes:
+        made["classes"] = one.classes
+        made |= {"probabilities": one.probabilities(outputs).tolist()} if with_rows else {}
+    return made
 
 
 def _names(keep: str | None) -> list[str]:
@@ -243,20 +260,19 @@ def _names(keep: str | None) -> list[str]:
 def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]], cell: Callable[[str], str]) -> Iterator[str]:
     """A header, and a line for each row, some rows at a time. Numbers read back as they are. cell: how texts are
     written."""
-    made = model.preprocess
-    target = f"predicted {made.target}" if made.target in kept else made.target
-    is_classes = made.task == "classification"
-    head = [target] if made.outputs == 1 or is_classes else [f"{target} {i}" for i in range(made.outputs)]
-    head += [f"p({name})" for name in made.classes]
+    each = model.of_targets()
+    is_one = len(each) == 1
+    head: list[str] = []
+    for one, _ in each:
+        made = one.preprocess
+        target = f"predicted {made.target}" if made.target in kept else made.target
+        is_single = made.outputs == 1 or made.task == "classification"
+        head += [target] if is_single else [f"{target} {i}" for i in range(made.outputs)]
+        head += [f"p({name})" if is_one else f"p({made.target}={name})" for name in made.classes]
     for start in range(0, len(outputs), _ROWS):
         part = outputs[start : start + _ROWS]
-        if is_classes:
-            shares = model.probabilities(part)
-            rows = [
-                [cell(name), *map(repr, row)] for name, row in zip(model.decide(part), shares.tolist(), strict=True)
-            ]
-        else:
-            rows = [[*map(repr, row)] for row in model.decide(part).reshape(len(part), -1).tolist()]
+        of_targets = [_csv_cells(one, part[:, at], cell) for one, at in each]
+        rows = [[*itertools.chain(*row)] for row in zip(*of_targets, strict=True)]
         in_front: Any = [()] * len(part)
         if kept:
             in_front = zip(*(cells[start : start + _ROWS] for cells in kept.values()), strict=True)
@@ -265,77 +281,9 @@ def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]], cell: Ca
         yield "".join(csv_line([*map(cell, cells), *row]) for cells, row in zip(in_front, rows, strict=True))
 
 
-_PARTS = {"": "", "train": "training rows: ", "val": "validation rows: ", "test": "test rows: "}
-_PARTS |= {"left_out": "rows left out of the training: ", "all rows": "all rows, those of the training among them: "}
-
-
-def _uses(
-    model: Model, path: str, inputs: Inputs, features: np.ndarray, targets: np.ndarray
-) -> tuple[np.ndarray | None, list[str]]:
-    """(the use of each row of the file in training, None for another file; warnings)."""
-    from ..base.errors import DataError
-    from ..data.reading.raw_table import array_to_predict
-
-    digest = inputs.digests()["data"]
-    seen = "the model was trained on this file"
-    try:
-        uses = None if model.uses is None else model.uses.of_file(digest, array_to_predict(Path(path)), len(features))
-    except DataError as error:
-        return None, [f"{seen}, and its rows differ from those of the training ({error}): scores may include these"]
-    if uses is None and model.uses is None and model.about.get("data") == digest:
-        return None, [f"{seen} and does not hold which rows: scores include training rows"]
-    if uses is None and model.uses is not None and (count := model.uses.found_in(features, targets)):
-        what = f"{count:,} of {len(model.uses.sample):,} training rows that were compared"
-        return None, [f"{what} are in this file, with their targets: scores include training rows"]
-    return uses, []
-
-
-def _agreements(
-    outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess, uses: np.ndarray | None
-) -> dict[str, Any]:
-    """The scores as --json has them: of all rows; and "scores" of each part of a file that the training used."""
-    from ..data.row_uses import NAMES, TRAIN
-
-    whole = _agreement(outputs, targets, preprocess)
-    if uses is None:
-        return whole
-    order = (*range(TRAIN, len(NAMES)), 0)
-    parts = {NAMES[use]: _agreement(outputs[uses == use], targets[uses == use], preprocess) for use in order}
-    scores = {name: part for name, part in parts.items() if part["rows_with_target"]}
-    return whole | {"scores": scores}
-
-
-def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess) -> dict[str, Any]:
-    """Scores of the predictions against the targets of the file, as --json prints them."""
-    import numpy as np
-
-    from ..tables.scores import regression_scores
-
-    if preprocess.task == "classification":
-        known = targets >= 0
-        n = int(known.sum())
-        if n == 0:
-            return {"rows_with_target": 0}
-        accuracy = float((outputs.argmax(axis=1) == targets)[known].mean())
-        unc = math.sqrt(accuracy * (1 - accuracy) / (n - 1)) if n > 1 else math.nan
-        return {"rows_with_target": n, "accuracy": accuracy, "accuracy_unc": unc}
-    known = np.isfinite(targets).all(axis=1)
-    n = int(known.sum())
-    scores = regression_scores(preprocess.outputs_to_targets(outputs)[known], targets[known]) if n else {}
-    return {"rows_with_target": n, **scores}
-
-
-def _shown(agreement: dict[str, Any], preprocess: Preprocess) -> str:
-    from ..train.display import plural
-
-    n, target = agreement["rows_with_target"], preprocess.target
-    if preprocess.task == "classification":
-        if n == 0:
-            return f"no row has a {target!r} that the model knows"
-        unc = agreement["accuracy_unc"]
-        shown = f"accuracy {agreement['accuracy']:.4f}" + ("" if math.isnan(unc) else f" +- {unc:.4f}")
-    else:
-        if n == 0:
-            return f"no row has a {target!r}"
-        shown = f"R2 {agreement['r2']:.6g}, rmse {agreement['rmse']:.6g}"
-    return f"{shown} on {plural(n, 'row')} that {'has' if n == 1 else 'have'} a {target!r}"
+def _csv_cells(model: Model, outputs: np.ndarray, cell: Callable[[str], str]) -> list[list[str]]:
+    """The cells of one target for each row: the prediction, and of classes the probabilities."""
+    if model.task == "classification":
+        shares = model.probabilities(outputs).tolist()
+        return [[cell(name), *map(repr, row)] for name, row in zip(model.decide(outputs), shares, strict=True)]
+    return [[*map(repr, row)] for row in model.decide(outputs).reshape(len(outputs), -1).tolist()]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..base.json_documents import PREDICT
+from ..base.json_tables import PREDICT
 from .common import json_text, print_report
 from .csv_text import csv_line
 
@@ -38,7 +39,7 @@ class TextUse:
 
 def predict_texts(use: TextUse) -> int:
     """Run the command; returns its exit code."""
-    from ..base.errors import DataError
+    from ..base.errors import DataError, SettingError
     from ..files import atomic_write
     from ..llm.model import load
     from ..llm.predict import predict
@@ -54,6 +55,8 @@ def predict_texts(use: TextUse) -> int:
             raise DataError(f"{use.data}: has no {name!r:.60} in each row; {{keep}} requires one", keep=name)
     kept = {name: [_cell(row[name]) for row in rows] for name in use.keep}
     found = predict(loaded, rows, adapter, data_options=use.reading, **use.options)
+    for name in (name for name in use.keep if name in _columns(found, use, kept)):
+        raise SettingError(f"{{keep}}: {name!r:.60} is the name of a column of predictions", keep=name)
     notes = [text for text in str(found.report).split("\n")[1:] if text.startswith(("cut", "names of"))]
     for note in notes:
         print_report(note)
@@ -95,10 +98,15 @@ def _target(found: Predictions, use: TextUse) -> str:
     return "reward" if found.head.kind == "reward" else use.label
 
 
+def _columns(found: Predictions, use: TextUse, kept: Mapping[str, Any]) -> list[str]:
+    """The names of the columns that are not kept ones."""
+    target = _target(found, use)
+    return [f"predicted {target}" if target in kept else target, *(f"p({name})" for name in found.head.labels)]
+
+
 def _csv(found: Predictions, use: TextUse, kept: dict[str, list[str]]) -> Iterator[str]:
     """A header, and a line for each text. Several labels of a text are separated by ;."""
-    target = _target(found, use)
-    head = [f"predicted {target}" if target in kept else target, *(f"p({name})" for name in found.head.labels)]
+    head = _columns(found, use, kept)
     shares = found.probabilities
     yield csv_line([*map(use.cell, (*kept, *head))])
     for i, value in enumerate(found.values):
@@ -111,7 +119,12 @@ def _csv(found: Predictions, use: TextUse, kept: dict[str, list[str]]) -> Iterat
 
 
 def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else repr(value)
+    """The text of a kept value: labels of a list separated by ;, other values as JSON."""
+    if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+        return SEVERAL.join(value)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return repr(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else json.dumps(value)
 
 
 def _agreement(found: Predictions, labels: list[Any]) -> tuple[dict[str, Any] | None, int]:

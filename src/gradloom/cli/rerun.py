@@ -14,9 +14,9 @@ from .finetune_settings import FinetuneSettings, run_beside
 from .fit import run as run_fit
 from .fit_settings import FitSettings
 from .parser import Argument, Option
-from .saved_settings import SETTINGS, digest, environment_settings
+from .saved_settings import SETTINGS, environment_settings, need_same_inputs
 from .setting import checked
-from .settings_file import parse_toml, read
+from .settings_file import read
 
 _COMMANDS: dict[str, tuple[Any, Any]] = {
     "fit": (FitSettings, run_fit),
@@ -45,21 +45,21 @@ def rerun(
     need_place("out", out)
     need_whole("threads", threads)
     file = Path(run) / SETTINGS if os.path.isdir(run) else Path(run)
-    _need_settings(file)
-    kind, command, about, values = _read(file)
+    need_settings(file)
+    kind, command, about, values = read_saved(file)
     Asked(kind, values).settings()  # none is missing
     to = checked(out or _beside(file, kind, about), Place, "--out", "out")
     _need_another_place(to, file, kind, about)
     _need_finished(to, kind)
-    _need_same_inputs(file, about, values)
+    need_same_inputs(file, about, values)
     about = {"flush": False} | about  # a run of before there was a choice: False
-    _warn_of_differences(about, values, file.parent)
+    warn_of_differences(about, values, file.parent)
     here = {"out": to, "threads": threads, "exchange": exchange, "json": json}
     given = {name: value for name, value in here.items() if value is not None}
     return int(command(Asked(kind, given, ranks).beside(values, str(file))))
 
 
-def _need_settings(file: Path) -> None:
+def need_settings(file: Path) -> None:
     """FileError for what a run has written in place of the run, naming the folder of the run where there is one."""
     from ..base.errors import FileError
 
@@ -70,9 +70,10 @@ def _need_settings(file: Path) -> None:
         raise FileError(f"{file}: is what a run has written; {need}")
 
 
-def _read(file: Path) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
+def read_saved(file: Path) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
     """(the settings' class, the command, the table [run], the settings) of a file that a run has saved."""
     from ..base.errors import FileError
+    from ..files.toml_file import parse_toml
 
     if not file.exists():
         raise FileError(f"{file}: no such file; need the folder of a run of this version, which has its {SETTINGS}")
@@ -113,29 +114,7 @@ def _need_finished(out: str, kind: Any) -> None:
         raise FileError(f"{folder}: holds a run that has not finished (at step {there['step']}); {need}")
 
 
-def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any]) -> None:
-    """FileError when a file that the run has read holds something else now."""
-    from ..base.errors import FileError
-
-    digests = about.get("digests")
-    for name, then in (digests if isinstance(digests, dict) else {}).items():
-        setting, _, key = name.partition(".")
-        path = values.get(setting)
-        path = str(path.get(key) if isinstance(path, dict) else path)
-        try:
-            now = digest(path)
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            need = f"need it there, or its new place as {name} = in {file}"
-            raise FileError(f"{path}: cannot be read: {reason}; {need}") from None
-        if now != then and name == "lora" and os.path.realpath(path) == os.path.realpath(str(about.get("out"))):
-            need = f"need a copy of that adapter, as lora = in {file}"
-            raise FileError(f"{path}: the run has written over the adapter that it began with; {need}")
-        if now != then:
-            raise FileError(f"{path}: has changed: {now}, at the run {then}; need the {name} of the run")
-
-
-def _warn_of_differences(about: dict[str, Any], values: dict[str, Any], folder: Path) -> None:
+def warn_of_differences(about: dict[str, Any], values: dict[str, Any], folder: Path) -> None:
     """Warn if the same bits are not promised. folder: of the run, with its run.json."""
     from ..runs.folder import read_run
 

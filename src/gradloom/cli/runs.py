@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import os
 import shutil
 import sys
@@ -17,7 +16,6 @@ from .common import Json, json_text, need_place, print_report
 from .parser import Argument
 from .saved_settings import SETTINGS
 
-_RESULT_BYTES = 1 << 26  # of result.json, with the history of a long run
 _DEPTH = 6  # of folders; those that begin with a dot are left out
 _MOST_FOLDERS = 10_000
 
@@ -91,7 +89,9 @@ def _folders(path: Path) -> list[Path]:
 
 def _run(folder: Path, path: Path, about: dict[str, Any] | None) -> dict[str, Any]:
     """Facts of a run: times in ISO 8601, seconds, losses and metrics by their names in result.json."""
-    result = _object(path / "result.json") or {}
+    from ..files.json_file import json_object
+
+    result = json_object(path / "result.json") or {}
     if about is None:
         about = {"kind": "fit", "state": _state(result), "begun": _changed(path / "result.json"), "ended": None}
         about |= {"step": _count(result.get("steps")), "epoch": _count(result.get("epochs")), "latest": {}}
@@ -113,21 +113,6 @@ def _run(folder: Path, path: Path, about: dict[str, Any] | None) -> dict[str, An
         "settings": SETTINGS if os.path.isfile(path / SETTINGS) else None,
         "numbers": {name: value for name, value in numbers.items() if not name.endswith("_unc")},
     }
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    """A JSON object, None where there is none that can be read."""
-    from ..base.errors import FileError
-    from ..files.regular import open_regular
-
-    try:
-        with open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size > _RESULT_BYTES:
-                return None
-            found = jsonlib.loads(file.read())
-    except (OSError, FileError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _state(result: dict[str, Any]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,41 +15,10 @@ from ..base.reasons import unreadable
 from .common import command_line
 from .config import Asked
 from .setting import checked, settings_of, shown
-from .settings_file import parse_toml, read, save
+from .settings_file import read, save
 
 SETTINGS = "settings.toml"
 S = TypeVar("S")
-_PIECE = 1 << 20  # bytes read at a time
-
-
-def digest(path: str | os.PathLike[str]) -> str:
-    """ "sha256:..." of a file's bytes; of a folder (a model, idx files, an adapter of PEFT, text data) that of the
-    names and digests of the files that are read of it. OSError or FileError where it cannot be read."""
-    from ..files.regular import open_regular
-
-    found = hashlib.sha256()
-    if os.path.isdir(path):
-        for one in _read_of(path):
-            found.update(os.fsencode(one.name) + b"\0" + digest(one).encode() + b"\n")
-    else:
-        with open_regular(path) as file:
-            while piece := file.read(_PIECE):
-                found.update(piece)
-    return f"sha256:{found.hexdigest()}"
-
-
-def _read_of(folder: str | os.PathLike[str]) -> list[Path]:
-    """The files of a folder that a run reads."""
-    from ..data.idx import find_idx
-    from ..llm.adapter_peft import PEFT_CONFIG, PEFT_WEIGHTS
-    from ..llm.data_files import data_files
-    from ..llm.hf_folder import files_of_folder
-
-    if model := files_of_folder(folder):
-        return model
-    if (idx := sorted(find_idx(folder).values())) or Path(folder, PEFT_CONFIG).exists():
-        return idx or [Path(folder, name) for name in sorted((PEFT_CONFIG, PEFT_WEIGHTS))]
-    return [Path(path) for path in data_files(folder).paths]
 
 
 class Inputs:
@@ -67,6 +35,8 @@ class Inputs:
         self._thread.start()
 
     def _take(self) -> None:
+        from ..llm.input_digest import digest
+
         path = ""
         try:
             for name, path in self.paths.items():
@@ -91,6 +61,7 @@ def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -
     SettingError where the folder has no settings and those that are given do not make a run.
     """
     from ..base.errors import SettingError
+    from ..files.toml_file import parse_toml
     from ..parallel.agree import agreed, is_root
     from ..runs.files import finish_change
 
@@ -126,6 +97,32 @@ def _without_settings(folder: Path, missing: list[str]) -> str:
         return f"{seen}; need {need} and the other arguments of the run, with --resume, to resume it"
     seen = f"has no {SETTINGS}" if folder.is_dir() else "no such folder"
     return f"{seen}, so there is no run to resume; need the folder of a run, or {need} to begin one"
+
+
+def need_same_inputs(
+    file: Path, about: Mapping[str, Any], values: Mapping[str, Any], without: Collection[str] = ()
+) -> None:
+    """FileError when a file that the run has read holds something else now. without: names that are not compared."""
+    from ..llm.input_digest import digest
+
+    digests = about.get("digests")
+    for name, then in (digests if isinstance(digests, dict) else {}).items():
+        if name in without:
+            continue
+        setting, _, key = name.partition(".")
+        path = values.get(setting)
+        path = str(path.get(key) if isinstance(path, dict) else path)
+        try:
+            now = digest(path)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            need = f"need it there, or its new place as {name} = in {file}"
+            raise FileError(f"{path}: cannot be read: {reason}; {need}") from None
+        if now != then and name == "lora" and os.path.realpath(path) == os.path.realpath(str(about.get("out"))):
+            need = f"need a copy of that adapter, as lora = in {file}"
+            raise FileError(f"{path}: the run has written over the adapter that it began with; {need}")
+        if now != then:
+            raise FileError(f"{path}: has changed: {now}, at the run {then}; need the {name} of the run")
 
 
 def environment_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

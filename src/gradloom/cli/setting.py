@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from ..base.errors import SettingError
 from ..base.habits import keyword_hint
-from ..base.options import need_of, options_of, without_none
+from ..base.options import Name, Names, need_of, options_of, without_none
 from .parser import Argument, Option
 
 # ---- the declaration -------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def _with_limits(kind: Any) -> Any:
         return kind
     if origin in (list, dict):
         return origin[tuple(_with_limits(part) for part in parts)]
-    return kind
+    return _with_limits(list[Name]) | str if kind == Names else kind
 
 
 def shown(value: Any) -> str:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, get_args
 
-from ..base.errors import FileError, SettingError
+from ..base.errors import SettingError
 from ..base.hooks import Hook
-from ..base.options import Count, Place, Whole
-from ..base.reasons import unreadable
+from ..base.options import Count, Names, Place, Whole
 from .setting import Setting, checked, nearest_key, settings_of, shown
 
-_LONGEST = 1 << 16  # bytes of a settings file
-_MANY_DOTS = re.compile(  # in a key: the time that tomllib takes is that of their number squared
-    r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""", re.MULTILINE
-)
-
 load_commands: Hook[[], None] = Hook()  # imports all commands, which register their settings: a process runs one
+load_commands.connect(lambda: import_module(".main", __package__).load_all)
 _kinds: dict[str, type] = {}  # of the commands that take a settings file: the dataclass of their settings
 
 
@@ -55,41 +49,9 @@ class About:
     digests: dict[str, str] | None = None
     out: Place | None = None
     task: str | None = None
-    target: str | None = None
+    target: Names | None = None
     exchange: str | None = None
     rows_val: Count | None = None
-
-
-def parse_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The tables of a TOML file; FileError when it cannot be read, SettingError when it is none."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    from ..files.regular import open_regular
-
-    try:
-        with open_regular(path, "need a settings file (TOML)") as file:
-            text = file.read(_LONGEST + 1)
-    except OSError as error:
-        raise FileError(f"{path}: {unreadable(error)}") from None
-    if len(text) > _LONGEST:
-        raise FileError(f"{path}: is longer than {_LONGEST} bytes; must be a settings file (TOML)")
-    # a byte of a file's name that is no UTF-8 is kept in settings saved by a run
-    words = text.decode(errors="surrogateescape").removeprefix("\ufeff")
-    is_text = not re.search("[\ud800-\udfff]", words)
-    if _MANY_DOTS.search(words):
-        raise SettingError(f"{path}: has a key of 64 dots or more; must be a settings file (TOML)")
-    try:
-        found = tomllib.loads(words)
-    except (ValueError, RecursionError) as error:  # also a number of too many digits
-        if not is_text:
-            raise SettingError(f"{path}: is not UTF-8 text; must be a settings file (TOML) in UTF-8") from None
-        raise SettingError(f"{path}: is not TOML: {str(error).partition(';')[0] or 'nested too deeply'}") from None
-    if not is_text and not isinstance(found.get("run"), dict):
-        raise SettingError(f"{path}: is not UTF-8 text; must be a settings file (TOML) in UTF-8")
-    return found
 
 
 def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -99,6 +61,8 @@ def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
     SettingError with file, key, value and requirement; for an unknown key also the command that has it, or the nearest
     key.
     """
+    from ..files.toml_file import parse_toml
+
     found, known = parse_toml(path), settings_of(kind)
     if isinstance(found.get("run"), dict):
         _check_about(found.pop("run"), kind, path)

@@ -7,53 +7,23 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..base.exit_codes import Exit
-from ..base.finetune_options import DATA_HELP
+from ..base.finetune_options import ObjectiveOptions
 from ..base.json_documents import VERIFY
-from ..base.options import whole_numbers
+from ..base.options import options_of
+from ..base.sample_options import DATA_HELP, DataOptions
 from ..base.settings import PRECISIONS
-from .common import Device, Json, Precision, Threads, json_text, need_one_of, need_whole, print_report
-from .language import (
-    AnchorKey,
-    AsChat,
-    Beta,
-    CenterRewards,
-    ChosenKey,
-    ClassWeight,
-    CompletionKey,
-    DesirableWeight,
-    EmbeddingWidths,
-    Gamma,
-    HardWeight,
-    LabelKey,
-    LabelSmoothing,
-    Lora,
-    LossOn,
-    LossTemperature,
-    LossType,
-    MessagesKey,
-    NegativeKey,
-    NllWeight,
-    ObjectiveName,
-    Pooling,
-    PositiveKey,
-    PromptKey,
-    RejectedKey,
-    SkipBadLines,
-    Special,
-    Teacher,
-    TeacherTopK,
-    Template,
-    TextKey,
-    UndesirableWeight,
-    adapter_for,
-    data_options,
-)
+from .common import Device, Json, Precision, Threads, json_text, need_one_of, need_place, need_whole, print_report
+from .config import with_options
+from .language import Lora, adapter_for, data_options
 from .parser import Argument, Option
 from .progress import change_line
 
 if TYPE_CHECKING:
     from ..llm.verify import Verification
 
+CapsuleFile = Annotated[
+    str | None, Option(help="If something differs, save the step here, for gradloom replay.", metavar="FILE")
+]
 CHOICES = {"method": ("lora", "full"), "optimizer": ("adamw", "sgd"), "train_dtype": ("f32",), "precision": PRECISIONS}
 
 HELP = """Run one training step with buffers shared, unshared, poisoned, unfused, on one thread, and in float64.
@@ -64,6 +34,7 @@ Exit code 0: all agree; 1: something differs.
 """
 
 
+@with_options(DataOptions, ObjectiveOptions)
 def verify(
     model: Annotated[str, Argument(help="A GGUF model or a Hugging Face folder.")],
     data: Annotated[str, Argument(help=DATA_HELP)],
@@ -80,60 +51,25 @@ def verify(
     precision: Precision = None,
     threads: Threads = None,
     device: Device = None,
-    text_key: TextKey = None,
-    prompt_key: PromptKey = None,
-    completion_key: CompletionKey = None,
-    messages_key: MessagesKey = None,
-    as_chat: AsChat = False,
-    chat_template: Template = None,
-    loss_on: LossOn = None,
-    skip_bad_lines: SkipBadLines = False,
-    special: Special = False,
-    chosen_key: ChosenKey = None,
-    rejected_key: RejectedKey = None,
-    label_key: LabelKey = None,
-    anchor_key: AnchorKey = None,
-    positive_key: PositiveKey = None,
-    negative_key: NegativeKey = None,
-    objective: ObjectiveName = "sft",
-    beta: Beta = None,
-    loss_type: LossType = None,
-    label_smoothing: LabelSmoothing = None,
-    gamma: Gamma = None,
-    nll_weight: NllWeight = None,
-    desirable_weight: DesirableWeight = None,
-    undesirable_weight: UndesirableWeight = None,
-    center_rewards_coefficient: CenterRewards = None,
-    class_weight: ClassWeight = None,
-    teacher: Teacher = None,
-    top_k: TeacherTopK = None,
-    temperature: LossTemperature = None,
-    hard_weight: HardWeight = None,
-    pooling: Pooling = None,
-    widths: EmbeddingWidths = None,
+    capsule: CapsuleFile = None,
     json: Json = False,
+    **options: Any,
 ) -> int:
     """Run the command; returns its exit code."""
+    need_place("capsule", capsule)
     _check(rank=rank, context=context, batch_size=batch_size, threads=threads, seed=seed, method=method,
            optimizer=optimizer, train_dtype=train_dtype, precision=precision)  # fmt: skip
-    options = data_options(
-        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines, special,
-        chosen_key, rejected_key, label_key, anchor_key, positive_key, negative_key,
-    )  # fmt: skip
+    reading = {name: options.pop(name) for name in options_of(DataOptions)}
     from ..llm.model import load
     from ..llm.verify import verify as verify_step
     from ..optim import SGD, AdamW
 
-    loaded, first = load(model), None if widths is None else whole_numbers(widths)
+    loaded = load(model)
     adapter: Any = adapter_for(loaded, method, targets, train_dtype, lora, seed, rank=rank)
     print_report(f"{model}: {loaded.config}")
     result = verify_step(
         loaded, data, adapter, context=context, batch_size=batch_size, reference=reference, threads=threads, seed=seed,
-        precision=precision, device=device or "cpu", objective=objective, beta=beta, loss_type=loss_type,
-        label_smoothing=label_smoothing, gamma=gamma, nll_weight=nll_weight, desirable_weight=desirable_weight,
-        undesirable_weight=undesirable_weight, center_rewards_coefficient=center_rewards_coefficient,
-        class_weight=class_weight, teacher=teacher, top_k=top_k, temperature=temperature, hard_weight=hard_weight,
-        pooling=pooling, widths=first, data_options=options,
+        precision=precision, device=device or "cpu", data_options=data_options(reading), capsule=capsule, **options,
         optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
         on_check=lambda check: print(f"{check.name:<36}{'' if check.holds else 'DIFFERS: '}{check.found}", flush=True),
         on_progress=_progress if sys.stderr.isatty() else None,
@@ -160,7 +96,11 @@ def _print_result(result: Verification) -> None:
     print(f"one step: {result.tokens} tokens to learn, loss {result.loss:.6g}, {result.steps} instructions; {shared}")
     wrong = [check for check in result.checks if not check.holds]
     first = next((check.node for check in wrong if check.node), "")
-    print("all agree" if not wrong else "it is not right" + (f": look at {first}" if first else ""))
+    print("all agree" if not wrong else "FAILED" + (f" at {first}" if first else ""))
+    if result.capsule is not None:
+        print(f"saved in {result.capsule}; gradloom replay {result.capsule} --bisect finds the instruction")
+    elif wrong:
+        print("--capsule FILE saves the step, for gradloom replay --bisect")
 
 
 def _progress(done: int, nodes: int) -> None:

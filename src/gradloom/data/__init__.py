@@ -1,4 +1,4 @@
-"""Data sets, loaders, and readers of CSV, .npz and idx files."""
+"""Data sets, loaders, image folders, and readers of CSV, .npz and idx files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ try:
 except ImportError as error:
     raise core_error("_cells", error) from error
 
-from .dataset import Batch, Dataset, split_rows
+from . import transforms
+from .dataset import Batch, Dataset, Draw, split_rows
 from .encoding.preprocess import Preprocess
+from .fetched import MapDataset
+from .file_rows import open_dataset
+from .images import ImageFolder
 from .loader import DataLoader
 from .table import Table, read_features, read_table
 
-__all__ = ["Batch", "DataLoader", "Dataset", "Preprocess", "Table", "read_features", "read_table", "split_rows"]
+__all__ = [
+    "Batch", "DataLoader", "Dataset", "Draw", "ImageFolder", "MapDataset", "Preprocess", "Table", "open_dataset",
+    "read_features", "read_table", "split_rows", "transforms",
+]  # fmt: skip
 
 if not TYPE_CHECKING:
 

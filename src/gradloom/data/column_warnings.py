@@ -19,6 +19,8 @@ _CORRELATION = 0.9999
 _MOST_COMPARED = 200_000  # training rows that test rows are compared with
 _LEAST_REPEATED, _REPEATED = 5, 0.02  # test rows, and their share, that are equal to training rows
 _FEW_CELLS = 20  # different cells of each column of a table whose rows are equal by themselves
+_MOST_NAMED = 3  # targets with a warning of their own
+_MISSING = -1e300  # in place of a missing number
 _IMBALANCE = 4.0  # rows of the largest class, as a multiple of the mean of the others
 
 
@@ -29,8 +31,6 @@ def column_warnings(table: Table) -> list[str]:
     if made.kind == "array":
         return []
     features = table.train.data[:_MOST_ROWS]
-    labels = table.train.labels
-    assert labels is not None
     found, at = [], 0
     for column in made.columns:
         block = features[:, at : at + column.width]
@@ -44,13 +44,8 @@ def column_warnings(table: Table) -> list[str]:
                 f"column {column.name!r:.60} has a different text in each row, like identifiers: it cannot"
                 " generalise; leave it out (--drop)"
             )
-        elif (
-            share := _explained(block if column.kind == "text" else block[:, :1], labels[:_MOST_ROWS], table.task)
-        ) is not None:
-            found.append(
-                f"column {column.name!r:.60} alone predicts {share} of the training rows: is it known"
-                " only after the target?"
-            )
+        elif (share := _explained_target(block if column.kind == "text" else block[:, :1], table)) is not None:
+            found.append(f"column {column.name!r:.60} alone predicts {share}: is it known only after the target?")
     return found
 
 
@@ -79,11 +74,18 @@ def repeated_rows(table: Table) -> list[str]:
     return [f"{seen}: the test scores are too good for new rows; remove duplicates from the table"]
 
 
-def _rows(data: Dataset, most: int) -> list[int]:
-    """A hash of each of the first rows with its target."""
+def _label_rows(data: Dataset, most: int) -> np.ndarray:
+    """The labels of the first rows, f64 [rows] or [rows, targets], with a number in place of NaN."""
     labels = data.labels
     assert labels is not None
-    pairs = zip(data.data[:most], labels[:most].astype(np.float64), strict=True)
+    if isinstance(labels, tuple):
+        labels = np.stack([one[:most].astype(np.float64) for one in labels], axis=1)
+    return np.nan_to_num(labels[:most].astype(np.float64), nan=_MISSING)
+
+
+def _rows(data: Dataset, most: int) -> list[int]:
+    """A hash of each of the first rows with its target."""
+    pairs = zip(data.data[:most], _label_rows(data, most), strict=True)
     return [hash((np.ascontiguousarray(row).tobytes(), target.tobytes())) for row, target in pairs]
 
 
@@ -100,9 +102,7 @@ def _agreement(table: Table) -> tuple[float, int]:
             counts = np.unique(cells, return_counts=True)[1]
             agree *= _pairs(counts)
             most = max(most, len(counts))
-    labels = table.train.labels
-    assert labels is not None
-    agree *= _pairs(np.unique(labels[:_MOST_ROWS], axis=0, return_counts=True)[1])
+    agree *= _pairs(np.unique(_label_rows(table.train, _MOST_ROWS), axis=0, return_counts=True)[1])
     return agree, most
 
 
@@ -113,20 +113,35 @@ def _pairs(counts: np.ndarray) -> float:
 
 
 def imbalance(table: Table) -> list[str]:
-    """A warning if one class has most of the training rows."""
-    if table.task != "classification":
-        return []
-    labels = table.train.labels
-    assert labels is not None
-    count = np.bincount(labels, minlength=len(table.preprocess.classes))
-    most = int(count.argmax())
-    others = (len(labels) - count[most]) / (len(count) - 1)
-    if count[most] < _IMBALANCE * others:
-        return []
-    share = count[most] / len(labels)
-    return [
-        f"classes are imbalanced: {table.preprocess.classes[most]!r:.60} has {100 * share:.3g} % of the training rows"
-    ]
+    """A warning if one class has most of the training rows; of several targets one for each, and a count of further
+    ones."""
+    found = []
+    for one, labels in table.each_target(table.train):
+        if one.task != "classification":
+            continue
+        count = np.bincount(labels, minlength=len(one.classes))
+        most = int(count.argmax())
+        others = (len(labels) - count[most]) / (len(count) - 1)
+        if count[most] >= _IMBALANCE * others:
+            share = f"{100 * count[most] / len(labels):.3g} % of the training rows"
+            of = f"target {one.target!r:.60}: " if table.preprocess.targets else ""
+            found.append(f"{of}classes are imbalanced: {one.classes[most]!r:.60} has {share}")
+    if len(found) > _MOST_NAMED:
+        found[_MOST_NAMED:] = [f"classes of {len(found) - _MOST_NAMED} more targets are imbalanced"]
+    return found
+
+
+def _explained_target(block: np.ndarray, table: Table) -> str | None:
+    """The share of a target that the column explains alone, in words; None unless nearly all. block: f32, its features
+    in the first training rows."""
+    for k, (one, _) in enumerate(table.preprocess.each_target):
+        labels, known = table.labels_of(table.train, k)
+        used = known[: len(block)]
+        share = _explained(block[used], labels[: len(block)][used], one.task)
+        if share is not None:
+            of = f" for target {one.target!r:.60}" if table.preprocess.targets else ""
+            return f"{share} of the training rows{of}"
+    return None
 
 
 def _numbers_rows(values: np.ndarray, column: Column, table: Table) -> bool:

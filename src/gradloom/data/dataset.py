@@ -15,16 +15,28 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.arrays import as_array, check_no_tuple, check_whole, odd_object, uneven
-from ..base.errors import DataError, DTypeError, IndexOutOfRange, SettingError, ShapeError
+from ..base.errors import DataError, DTypeError, SettingError, ShapeError
 from ..base.habits import AttributeHints, KeywordHints
 from ..base.schema import shown
+from ..base.structures import (
+    Key,
+    Structure,
+    as_several,
+    at,
+    check_rows,
+    leaves,
+    mapped,
+    mapped_by_key,
+    named,
+    place,
+)
 
 _DATA = ("uint8", "int8", "int32", "int64", "float32", "float64", "float16")
 _WIDENED = {"bool": "uint8", "int16": "int32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
 IGNORED = -100  # the label id of a row that counts for nothing
 
 # Streams of random numbers drawn from one seed; each use has its own, so that none of them repeats another.
-_SPLIT, _ORDER, _FOLDS = 1, 2, 4
+_SPLIT, _ORDER, _FOLDS, _ROW = 1, 2, 4, 5
 
 
 def generator(seed: int, *stream: int) -> np.random.Generator:
@@ -34,11 +46,25 @@ def generator(seed: int, *stream: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=stream))
 
 
-class Batch(NamedTuple):
-    """Rows of a data set, converted: data f32 (or i32 ids), labels i32 ids or f32 rows or None, weights f32 or None."""
+class Draw(NamedTuple):
+    """What random numbers of a training row depend on, besides the row: the seed, the number of the epoch, and all
+    training rows, from which a row may be mixed with another."""
 
-    data: np.ndarray
-    labels: np.ndarray | None
+    seed: int
+    epoch: int
+    rows: np.ndarray
+
+    def of_row(self, row: int) -> np.random.Generator:
+        """The random numbers of this row."""
+        return generator(self.seed, _ROW, self.epoch, int(row))
+
+
+class Batch(NamedTuple):
+    """Rows of a data set, converted: data f32 (or i32 ids), labels i32 ids or f32 rows or None, weights f32 or None.
+    Data and labels of several arrays are dicts or tuples of such."""
+
+    data: Structure
+    labels: Structure | None
     weights: np.ndarray | None
 
 
@@ -47,12 +73,22 @@ class Dataset(KeywordHints, AttributeHints):
 
     data     (n, ...) u8 i8 i32 i64 f16 f32 f64; an array, a memory-mapped array, or anything NumPy makes an array of;
              a copy of other whole numbers: i16 and u16 as i32, u32 and u64 as i64, bool as u8, and of swapped bytes
-    labels   (n,) whole-number class ids; or (n, T) ids, one for each position of data (n, ..., T); or (n, ...) float
-             label rows or targets; or None
+    labels   (n,) whole-number class ids; or (n, ...) ids, one for each position, or yes-or-no labels; or (n, ...) float
+             label rows or targets; or None. Whole numbers of -100 are ignored
     weights  (n,) finite and not negative, or None: every row weighs 1; labels of a sequence weigh what their row does
 
-    A row of weight 0, or whose ids are all -100, does not count; DataError when no row does.
+    Of a model with several inputs `data` is a dict of arrays by the names of its parameters, or a tuple of arrays in
+    their order; `labels` likewise, by the keys or positions of the outputs. All have n rows. The order of the keys of a
+    dict is of no importance. A tuple of numbers or lists is one array.
+
+        Dataset({"u": u, "v": v}, {"class": ids, "value": targets}),  Dataset((u, v), ids)
+
+    A row of weight 0, or whose ids are all -100, does not count; DataError when no row does. ShapeError for arrays of
+    different numbers of rows, and for a tuple as data without labels, which could be (x, y); DTypeError for other
+    dtypes.
     """
+
+    has_known_labels = True  # not made with the rows when these are read: see MapDataset
 
     def __init__(
         self,
@@ -61,14 +97,17 @@ class Dataset(KeywordHints, AttributeHints):
         shard_size: int = 1,
         weights: object | None = None,
     ) -> None:
-        self.data = _as_data(data, "data")
-        self.n = int(self.data.shape[0])
+        self.data: Any = _each("data", data, _as_data)
+        if isinstance(self.data, tuple) and labels is None:
+            seen = f"data: a tuple of {len(self.data)} arrays, without labels"
+            raise ShapeError(f"{seen}; need labels as an argument: (x, y) as x, y; or several inputs as a dict")
+        self.n = check_rows("data", self.data)
         if self.n == 0:
             raise DataError("data: 0 rows; need at least 1")
         if isinstance(shard_size, bool) or not isinstance(shard_size, (int, np.integer)) or shard_size < 1:
             raise SettingError(setting="shard_size", seen=shard_size, need="a whole number of at least 1")
         self.shard_size = int(shard_size)
-        self.labels = None if labels is None else _as_labels(labels, self.data.shape)
+        self.labels: Any = None if labels is None else self._labels(labels)
         self.weights = None if weights is None else _as_weights(weights, self.n)
         self._all_count: bool | None = None
         self._idle = self._find_idle()
@@ -78,11 +117,15 @@ class Dataset(KeywordHints, AttributeHints):
         self.records: dict[str, dict[str, Any]] = {}  # the encoding of the rows, see gl.train.identity
         self._order = np.arange(self.shards, dtype=np.int64)
 
+    def _labels(self, what: object) -> Structure:
+        return _each("labels", what, lambda one, name: _as_labels(one, name, self.n))
+
     def _find_idle(self) -> np.ndarray | None:
         """Which rows do not count, bool [n]; None where all do."""
         idle = np.zeros(self.n, bool)
-        if self.labels is not None and self.has_ids and self.labels.dtype.kind == "i":
-            idle |= (self.labels == IGNORED).reshape(self.n, -1).all(axis=1)
+        found = leaves(self.labels)
+        if found and all(array.dtype.kind == "i" for array in found):
+            idle |= np.logical_and.reduce([(array == IGNORED).reshape(self.n, -1).all(axis=1) for array in found])
         if self.weights is not None:
             idle |= self.weights == 0
         return idle if idle.any() else None
@@ -102,29 +145,31 @@ class Dataset(KeywordHints, AttributeHints):
         return self.n
 
     def __repr__(self) -> str:
-        labels = "no labels" if self.labels is None else f"labels {self.labels.dtype}{list(self.labels.shape[1:])}"
-        return f"Dataset({self.n} rows, data {self.data.dtype}{list(self.shape)}, {labels}, {self.shards} shards)"
+        every = named("data", self.data) | named("labels", self.labels)
+        arrays = ", ".join(f"{name} {array.dtype}{list(array.shape[1:])}" for name, array in every.items())
+        labels = ", no labels" if self.labels is None else ""
+        return f"Dataset({self.n} rows, {arrays}{labels}, {self.shards} shards)"
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one row of the data."""
-        return tuple(int(s) for s in self.data.shape[1:])
+    def shape(self) -> Any:
+        """Shape of one row of the data; of several arrays a dict or tuple of shapes."""
+        return mapped(_row_shape, self.data)
 
     @property
-    def label_shape(self) -> tuple[int, ...]:
-        """Shape of one row of the labels: () for ids."""
-        return () if self.labels is None else tuple(int(s) for s in self.labels.shape[1:])
+    def label_shape(self) -> Any:
+        """Shape of one row of the labels: () for ids; of several arrays a dict or tuple of shapes."""
+        return () if self.labels is None else mapped(_row_shape, self.labels)
 
     @property
     def has_ids(self) -> bool:
-        """True when the labels are class ids."""
-        return self.labels is not None and self.labels.dtype.kind in "iu"
+        """True when the labels are class ids, all of several."""
+        return self.labels is not None and all(map(is_ids, leaves(self.labels)))
 
     @property
     def all_count(self) -> bool:
         """True when no label is ignored (-100)."""
         if self._all_count is None:
-            self._all_count = not (self.has_ids and self.labels is not None and bool((self.labels == IGNORED).any()))
+            self._all_count = not any(bool((one == IGNORED).any()) for one in leaves(self.labels) if is_ids(one))
         return self._all_count
 
     @property
@@ -208,12 +253,13 @@ class Dataset(KeywordHints, AttributeHints):
 
     # -- batches -------------------------------------------------------------------------------------------------
 
-    def batch(self, i0: int, rows: int, order: np.ndarray | None = None, dtype: str = "f32") -> Batch:
+    def batch(self, i0: int, rows: int, order: np.ndarray | None = None, dtype: str | None = None) -> Batch:
         """Rows i0 .. i0 + rows of an order (the current one when None), converted; fewer at the end of the data set.
 
-        dtype: "f32", or "i32" for data that holds ids.
+        dtype: "f32", or "i32" for data that holds ids; by default f32, and each of several arrays i32 where it is i32
+        or i64, else f32.
         """
-        if dtype not in ("f32", "i32"):
+        if dtype not in ("f32", "i32", None):
             raise DTypeError(f"batch: dtype {dtype!r} is not usable; need f32 or i32")
         total = self.n if order is None else len(order)
         if i0 < 0 or rows < 1 or i0 >= total:
@@ -228,38 +274,64 @@ class Dataset(KeywordHints, AttributeHints):
             pick = self.rows()[i0 : i0 + rows]
         return self.take(pick, dtype)
 
-    def take(self, rows: np.ndarray, dtype: str = "f32") -> Batch:
-        """These rows, converted."""
-        labels = None if self.labels is None else self.labels[rows]
-        if labels is not None:
-            labels = np.ascontiguousarray(labels, dtype=np.int32 if self.has_ids else np.float32)
-        weights = None if self.weights is None else self.weights[rows]
-        data, kind = self.data[rows], np.float32 if dtype == "f32" else np.int32
-        if dtype == "i32":
-            check_whole("data", data, kind, "need ids of i32, or features as floats: data.astype(np.float32)")
-        return Batch(np.ascontiguousarray(data, dtype=kind), labels, weights)
+    def take(self, rows: np.ndarray, dtype: str | None = None, draw: Draw | None = None) -> Batch:
+        """These rows, converted. draw: of training rows, see MapDataset."""
 
-    def get_batch(self, ibatch: int, batch_size: int, dtype: str = "f32") -> Batch:
+        def label(taken: np.ndarray) -> np.ndarray:
+            return np.ascontiguousarray(taken, dtype=np.int32 if is_ids(taken) else np.float32)
+
+        def row(key: Key, taken: np.ndarray) -> np.ndarray:
+            as_ids = dtype == "i32" or (dtype is None and key is not None and taken.dtype in (np.int32, np.int64))
+            kind = np.int32 if as_ids else np.float32
+            if as_ids:
+                need = "need ids of i32, or features as floats: data.astype(np.float32)"
+                check_whole(place("data", key), taken, kind, need)
+            return np.ascontiguousarray(taken, dtype=kind)
+
+        weights = None if self.weights is None else self.weights[rows]
+        data, labels = self.read(rows, draw)
+        return Batch(mapped_by_key(row, data), None if labels is None else mapped(label, labels), weights)
+
+    def read(self, rows: np.ndarray, draw: Draw | None = None) -> tuple[Structure, Structure | None]:
+        """(data, labels) of these rows, as they are stored."""
+        return mapped(lambda array: array[rows], self.data), self.rows_of_labels(rows)
+
+    def rows_of_labels(self, rows: Any) -> Structure | None:
+        """The labels of these rows as they are stored; None without labels."""
+        return None if self.labels is None else mapped(lambda array: array[rows], self.labels)
+
+    def get_batch(self, ibatch: int, batch_size: int, dtype: str | None = None) -> Batch:
         """Batch number ibatch of the current order; the last one may be shorter."""
         return self.batch(ibatch * batch_size, batch_size, None, dtype)
 
-    def check_labels(self, classes: int) -> None:
-        """Refuse label ids outside 0..classes-1 (-100 marks an ignored row) and label rows of another length."""
-        if self.labels is None:
-            raise DataError(f"labels: there are none; need ids 0..{classes - 1} or rows of {classes} numbers")
-        if not self.has_ids:
-            if self.label_shape != (classes,):
-                seen = list(self.labels.shape)
-                raise ShapeError(f"labels: shape {seen}; need ids 0..{classes - 1} or rows [{self.n}, {classes}]")
+    def check_labels(self, classes: int, key: Key = None) -> None:
+        """Refuse label ids outside 0..classes-1 (-100 marks an ignored row) and label rows of another length. key: of
+        several labels."""
+        labels, name = at(self.labels, key), place("labels", key)
+        if labels is None:
+            raise DataError(f"{name}: there are none; need ids 0..{classes - 1} or rows of {classes} numbers")
+        if not is_ids(labels):
+            if _row_shape(labels) != (classes,):
+                seen = list(labels.shape)
+                raise ShapeError(f"{name}: shape {seen}; need ids 0..{classes - 1} or rows [{self.n}, {classes}]")
             return
-        bad = np.flatnonzero(((self.labels < 0) & (self.labels != IGNORED)) | (self.labels >= classes))
+        bad = np.flatnonzero(((labels < 0) & (labels != IGNORED)) | (labels >= classes))
         if bad.size:
-            at = int(bad[0])
-            row = at * self.n // self.labels.size
+            first = int(bad[0])
+            row = first * self.n // labels.size
             raise DataError(
-                f"labels: id {int(self.labels.flat[at])} in row {row}; need 0..{classes - 1} for {classes} classes,"
+                f"{name}: id {int(labels.flat[first])} in row {row}; need 0..{classes - 1} for {classes} classes,"
                 f" or {IGNORED} for a row to ignore"
             )
+
+
+def is_ids(labels: np.ndarray) -> bool:
+    """Whether they are class ids."""
+    return labels.dtype.kind in "iu"
+
+
+def _row_shape(array: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(s) for s in array.shape[1:])
 
 
 def split_rows(
@@ -292,6 +364,12 @@ def _shard_rows(shards: np.ndarray, size: int, n: int) -> np.ndarray:
 _IDS_OF_TEXTS = "; classes, ids = numpy.unique(labels, return_inverse=True) makes ids of texts"
 
 
+def _each(name: str, what: object, one: Any) -> Structure:
+    """one(array, its name) for one array, or for each of several."""
+    found = as_several(name, what)
+    return one(what, name) if found is None else mapped_by_key(lambda key, each: one(each, place(name, key)), found)
+
+
 def _as_array(what: object, name: str) -> np.ndarray:
     check_no_tuple(name, what)
     try:
@@ -304,7 +382,8 @@ def _as_array(what: object, name: str) -> np.ndarray:
         raise ShapeError(f"{name}: {what_is(what)}; need an array whose first axis counts the rows")
     if array.dtype == object:
         seen = odd_object(array) or ", numbers: .astype(float) makes an array of them"
-        need = _IDS_OF_TEXTS if name == "labels" else "; need an array of numbers, or gl.data.read_table for a table"
+        is_label = name.startswith("labels")
+        need = _IDS_OF_TEXTS if is_label else "; need an array of numbers, or gl.data.read_table for a table"
         raise DTypeError(f"{name}: dtype object{seen}{need}")
     return array
 
@@ -321,34 +400,17 @@ def _as_data(what: object, name: str) -> np.ndarray:
     return array.view(kind) if array.dtype.itemsize == 1 else array.astype(kind)
 
 
-def _as_labels(what: object, data_shape: tuple[int, ...]) -> np.ndarray:
-    labels, n = _as_array(what, "labels"), data_shape[0]
-    if labels.shape[0] != n:
-        raise ShapeError(f"labels: {labels.shape[0]} rows; need {n}, one for each row of the data")
+def _as_labels(what: object, name: str, n: int) -> np.ndarray:
+    labels = _as_array(what, name)
+    check_rows(name, labels, n, "one for each row of the data")
     if labels.dtype.kind == "f":
         return labels if labels.dtype.name in _DATA and labels.dtype.isnative else labels.astype(np.float32)
     if labels.dtype.kind not in "iub":
         texts = _IDS_OF_TEXTS if labels.dtype.kind in "UST" else ""
-        raise DTypeError(f"labels: dtype {labels.dtype}; need whole-number class ids or float rows{texts}")
+        raise DTypeError(f"{name}: dtype {labels.dtype}; need whole-number class ids or float rows{texts}")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim != 1 and (labels.ndim != 2 or len(data_shape) < 2 or labels.shape[1] != data_shape[-1]):
-        raise ShapeError(
-            f"labels: {labels.dtype} of shape {list(labels.shape)}; need ids [{n}] or float rows [{n}, classes]"
-        )
-    low = labels.min()
-    if low < 0:
-        bad = np.flatnonzero((labels < 0) & (labels != IGNORED))
-        if bad.size:
-            at = int(bad[0])
-            row = at * n // labels.size
-            raise DataError(
-                f"labels: id {int(labels.flat[at])} in row {row}; need ids of at least 0, or {IGNORED} to ignore a row"
-            )
-    if int(labels.max()) > np.iinfo(np.int32).max:
-        at = int(labels.argmax())
-        seen = f"labels: id {int(labels.flat[at])} in row {at * n // labels.size}"
-        raise IndexOutOfRange(0, f"{seen}; need ids below 2147483648")
+    check_whole(name, labels, np.int32)
     if labels.dtype.name in ("uint8", "int32", "int64") and labels.dtype.isnative:
         return labels
     return labels.astype(np.int32)

@@ -20,15 +20,16 @@ from .encoding.fitting import fit_columns
 from .encoding.layout import order_of_columns
 from .encoding.preprocess import Preprocess
 from .encoding.target_encoding import Encoding
+from .image_table import images_to_predict
 from .reading.array_cells import array_columns
 from .reading.cell_rules import CellRules
-from .reading.columns import names_of
+from .reading.columns import Lines, names_of
 from .reading.parquet import is_arrow
 from .reading.table_columns import arrays_of, columns_of_arrays, is_table, table_columns
 from .reading.text_bytes import encoding_of, is_text_file
 from .table import features_of_columns, read_columns, read_features
 
-Read = tuple[np.ndarray, np.ndarray | None, list[str], list[str]]
+Read = tuple[Any, np.ndarray | None, list[str], list[str]]
 
 
 def learned(
@@ -45,7 +46,8 @@ def learned(
         else:
             data = array_columns("X", rows, names or [f"column {i + 1}" for i in range(rows.shape[1])])
         everything = np.arange(data.rows)
-        made = replace(fit_columns(data, everything, -1, task, [], {}), target="y", **target)
+        name = ", ".join(one.name for one in target.get("targets", ())) or "y"
+        made = replace(fit_columns(data, everything, (), task, [], {}), target=name, **target)
         encoding = Encoding(made, data, everything, labels, 0)
         features = made.apply(data)[0]
         encoding.cross_fit(features, everything)
@@ -58,8 +60,13 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
 
     data: the path of a file; a DataFrame or a table of pyarrow, whose columns are found by name (see order_of_columns
     for a model without column names); or rows in the order of the columns of the training: an array, or a list of
-    lists. DataError for rows that are not like those of the training.
+    lists. For a model of images the paths of files and folders, one or a list: rows are ImageRows. DataError for rows
+    that are not like those of the training.
     """
+    if preprocess.kind == "images":
+        if not isinstance(data, (str, os.PathLike)) and not (isinstance(data, (list, tuple)) and data):
+            raise DataError(f"rows: {what_is(data)}; need the path of an image or of a folder, or a list of such")
+        return images_to_predict(data, preprocess)
     if isinstance(data, (str, os.PathLike)):
         return read_features(data, preprocess)
     if is_table(data) and (is_arrow(data) or preprocess.kind == "columns"):
@@ -141,11 +148,21 @@ def kept_columns(path: str, names: Sequence[str], preprocess: Preprocess) -> dic
         raise DataError(
             f"{path}: has no columns with names to keep; need a .csv file with a header, or a .parquet file"
         )
+    return cells_of(path, names, preprocess)[0]
+
+
+def cells_of(path: str, names: Sequence[str], preprocess: Preprocess) -> tuple[dict[str, list[str]], Lines | None]:
+    """(name -> the unchanged cells of that column, for each row of a file of a table; the line on which each row ends,
+    counted from 1, None for a file without lines). names: of columns, such as "column 3" in a file without header.
+
+    DataError for a file without such columns.
+    """
     rules = CellRules(names, encoding=preprocess.encoding, exact=True)
-    data = read_columns(path, [c.name for c in preprocess.columns], rules=rules)
+    expected = [c.name for c in preprocess.columns] if preprocess.header else []
+    data = read_columns(path, expected, None if preprocess.header else False, rules)
     made = {}
     for name in names:
         codes, texts = data.texts(data.find(name))
         decoded = np.array([text.decode() for text in texts], object)
         made[name] = decoded[codes].tolist()
-    return made
+    return made, data.lines

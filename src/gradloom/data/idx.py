@@ -97,7 +97,8 @@ def read_idx_folder(folder: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         if part not in files:
             names = ", ".join(sorted(p.name for p in Path(folder).iterdir())[:8]) or "nothing"
             example = f"train-{part.split()[1]}-idx{3 if part.endswith('images') else 1}-ubyte"
-            raise DataError(f"{folder}: no {part} among {names}; need a file such as {example}, .gz or not")
+            wanted = f"need a file such as {example}, .gz or not, or a folder of images for each class"
+            raise DataError(f"{folder}: no {part} among {names}; {wanted}")
     if ("test images" in files) != ("test labels" in files):
         have, lack = ("images", "labels") if "test images" in files else ("labels", "images")
         raise DataError(f"{folder}: {files[f'test {have}'].name} without test {lack}; need both or neither")

@@ -7,6 +7,8 @@ import queue
 import threading
 import weakref
 from collections.abc import Generator, Iterator, Mapping
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError
 from ..base.habits import KeywordHints
 from ..base.schema import MOST, either, flag, optional, table, whole
-from .dataset import Batch, Dataset, generator
+from ..base.structures import check_rows, is_plain, leaves, mapped
+from .dataset import Batch, Dataset, Draw, generator
+from .fetched import MapDataset, is_row_maker
 
 _GATHERED = 1 << 18  # bytes of small batches that are gathered at a time: half of a common second-level cache
 
@@ -24,7 +28,8 @@ _GATHERED = 1 << 18  # bytes of small batches that are gathered at a time: half 
 class DataLoader(KeywordHints):
     """Iterates over batches of two arrays as (x, y), or of x alone, reshuffled each epoch by (seed, epoch).
 
-    x comes as f32 (i32 when it holds i32 or i64 ids), y as i32 ids or f32 rows; the last batch may be shorter. A
+    x comes as f32 (i32 when it holds i32 or i64 ids), y as i32 ids or f32 rows; the last batch may be shorter. Dicts
+    and tuples of arrays come as such (see Dataset). A
     Dataset instead of arrays gives its own order, its shards whole, and (x, y, weights) where it has weights.
     Batches belong to the caller, who may write to them. Small ones are gathered many at a time.
     prefetch: a thread gathers ahead while the caller works. The same batches come in the same order, an error of the
@@ -42,9 +47,9 @@ class DataLoader(KeywordHints):
         drop_last: bool = False,
         prefetch: bool = False,
     ) -> None:
-        if isinstance(x, Dataset) and y is not None:
+        if (isinstance(x, Dataset) or is_row_maker(x)) and y is not None:
             raise DataError("y: a data set has its own labels; need DataLoader(data_set)")
-        self.dataset = x if isinstance(x, Dataset) else Dataset(x, y)
+        self.dataset = x if isinstance(x, Dataset) else MapDataset(x) if is_row_maker(x) else Dataset(x, y)
         self.batch_size = as_whole("batch_size", batch_size, 1)
         self.shuffle, self.drop_last = as_bool("shuffle", shuffle), as_bool("drop_last", drop_last)
         self.prefetch = as_bool("prefetch", prefetch)
@@ -58,7 +63,8 @@ class DataLoader(KeywordHints):
         self._epoch = 0
         self._skip = 0  # batches of the next epoch to leave out: a resumed run has used them
         self._latest: weakref.ref[_Shared] | None = None  # the newest iterator
-        self._dtype = "i32" if self.dataset.data.dtype in (np.int32, np.int64) else "f32"
+        plain = self.dataset.data if is_plain(self.dataset.data) else None
+        self._dtype = None if plain is None else "i32" if plain.dtype in (np.int32, np.int64) else "f32"
 
     @property
     def epoch(self) -> int:
@@ -78,7 +84,9 @@ class DataLoader(KeywordHints):
             epoch, skip = self._epoch, self._skip
             order = self.dataset.order(self.seed, epoch) if self.shuffle else self.dataset.rows()
             whole = order[: len(self) * self.batch_size]  # drop_last
-            made = _Shared(self._batches(whole[skip * self.batch_size :]), epoch, skip)
+            made = _Shared(
+                self._batches(whole[skip * self.batch_size :], Draw(self.seed, epoch + 1, whole)), epoch, skip
+            )
             self._epoch, self._skip, self._latest = epoch + 1, 0, weakref.ref(made)
         return made
 
@@ -114,13 +122,16 @@ class DataLoader(KeywordHints):
             "drop_last": self.drop_last, "shard_size": self.dataset.shard_size,
         }  # fmt: skip
 
-    def _batches(self, order: np.ndarray) -> Generator[Any, None, None]:
+    def _batches(self, order: np.ndarray, draw: Draw) -> Generator[Any, None, None]:
         size = self.batch_size
-        gathered = self._gathered(order)
+        gathered = self._gathered(order, draw)
         if self.prefetch:
             gathered = _ahead(gathered)  # starts at the first batch
         try:
             for data, labels, weights in gathered:
+                if not (is_plain(data) and is_plain(labels)):
+                    yield from _parts(data, labels, weights, size)
+                    continue
                 for i in range(0, len(data), size):
                     j = i + size
                     if weights is not None:
@@ -132,12 +143,24 @@ class DataLoader(KeywordHints):
         finally:
             gathered.close()
 
-    def _gathered(self, order: np.ndarray) -> Generator[Batch, None, None]:
+    def _gathered(self, order: np.ndarray, draw: Draw) -> Generator[Batch, None, None]:
         """The rows in order, whole batches of about _GATHERED bytes at a time."""
-        row = 4 * math.prod(self.dataset.shape) + 4 * math.prod(self.dataset.label_shape)
+        every = [*leaves(self.dataset.data), *leaves(self.dataset.labels)]
+        row = 4 * sum(math.prod(array.shape[1:]) for array in every)
         at_once = max(_GATHERED // (row * self.batch_size or 1), 1) * self.batch_size
         for i in range(0, len(order), at_once):
-            yield self.dataset.take(order[i : i + at_once], self._dtype)
+            yield self.dataset.take(order[i : i + at_once], self._dtype, draw)
+
+
+def _parts(data: Any, labels: Any, weights: np.ndarray | None, size: int) -> Iterator[Any]:
+    """Batches of several arrays, as of one."""
+    for i in range(0, check_rows("data", data), size):
+        part = partial(mapped, itemgetter(slice(i, i + size)))
+        y = None if labels is None else part(labels)
+        if weights is not None:
+            yield part(data), y, part(weights)
+        else:
+            yield part(data) if y is None else (part(data), y)
 
 
 class _Shared(Iterator[Any]):

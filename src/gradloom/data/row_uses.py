@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +47,12 @@ class RowUses:
         found = row_hashes(features[at], targets[order[at]])
         self.sample = found if len(np.unique(found)) > _DIFFERENT * len(found) else found[:0]
 
-    def found_in(self, features: np.ndarray, targets: np.ndarray) -> int:
+    def found_in(self, features: Any, targets: np.ndarray) -> int:
         """How many rows of the sample are among these rows."""
-        return int(np.isin(self.sample, row_hashes(features, targets)).sum()) if len(self.sample) else 0
+        if not len(self.sample):
+            return 0
+        marks = getattr(features, "marks", None)  # of image files
+        return int(np.isin(self.sample, row_hashes(features, targets) if marks is None else marks).sum())
 
     def of_file(self, digest: str, array: str, rows: int) -> np.ndarray | None:
         """The use of each of the rows that predict reads from a file with this digest, u8 [rows]; None for a file that
@@ -57,7 +61,8 @@ class RowUses:
         if not names:
             return None
         if DATA not in names or (array and array == self.test_array):
-            return np.full(rows, VAL if names[0].startswith("val") else TEST, np.uint8)
+            is_val = names[0].startswith("val") or array == "val"
+            return np.full(rows, VAL if is_val else TEST, np.uint8)
         if array != self.array or rows != len(self.uses):
             raise DataError(f"{rows} rows of {array or 'the file'}; the model was trained on {len(self.uses)}")
         return self.uses

@@ -15,12 +15,14 @@ from ..base.arguments import what_is
 from ..base.described import LONGEST
 from ..base.errors import DataError, FileError, SettingError
 from ..base.habits import hinted
-from .dataset import Dataset
+from .dataset import IGNORED, Dataset
 from .encoding.fitting import fit_array, fit_columns
 from .encoding.hints import far_numbers
 from .encoding.layout import check_layout, order_of_columns
 from .encoding.preprocess import Preprocess
 from .encoding.roles import Roles
+from .encoding.several import drop_rows_without_targets, known_of_each, read_several, scale_each, targets_of_each
+from .encoding.target import Target, taken_labels, task_of
 from .encoding.target_encoding import Encoding
 from .encoding.targets import (
     check_classes,
@@ -36,7 +38,7 @@ from .reading.csv_file import read_csv
 from .reading.kinds import need_numbers
 from .reading.npz import keys_of, load_npz
 from .reading.parquet import is_parquet, read_parquet
-from .reading.raw_table import Y_KEYS, RawTable, idx_to_predict, key_of_rows, read_raw
+from .reading.raw_table import Y_KEYS, RawTable, idx_to_predict, key_of_rows
 from .reading.table_columns import is_table, table_columns
 from .reading.text_bytes import encoding_of, is_text_file
 from .row_uses import TEST, TRAIN, VAL, RowUses
@@ -47,11 +49,14 @@ from .table_split import TableSplit
 class Table:
     """Training data: features, targets, and how they were made.
 
+    task         "classification" or "regression"; "mixed" for several targets of both kinds
     train, test  Dataset; features f32 (n, d), or as in the file (n, d) for images; labels i32 ids (classification) or
-                 standardised f32 (n, targets) (regression); the rows of train are in the order of the seed
+                 standardised f32 (n, targets) (regression); of several targets with classes a tuple, for each ids
+                 (-100: missing) or standardised f32 (n,) (NaN: missing). The rows of train are in the order
+                 of the seed
     test_from    "file" when the file brought its test rows, "--test" when they are of another one, "held out" when they
                  were taken from the others, "the latest" when these are the latest rows, "" if none
-    test_targets in the units of the file (regression)
+    test_targets in the units of the file (regression); of several targets f64 (n, targets), see Preprocess
     notes        for the user: decisions, columns left out, cells filled in
     val          the latest rows before the test, to validate on, where the rows are split by time
     val_split    the share of the training rows that fit is to validate on (of those before `val` was taken)
@@ -71,15 +76,33 @@ class Table:
 
     def take_test(self, features: np.ndarray, targets: np.ndarray) -> None:
         """The test rows that the file brought; targets as in `test_targets`."""
-        labels = targets if self.task == "classification" else self.preprocess.targets_to_outputs(targets)
-        self.test, self.test_from, self.test_targets = Dataset(features, labels), "file", targets
+        self.test, self.test_from, self.test_targets = (
+            Dataset(features, self.preprocess.labels(targets)),
+            "file",
+            targets,
+        )
+
+    def labels_of(self, rows: Dataset, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(labels of the target k in these rows, ids [rows] or numbers [rows, targets], whether each is known). Of
+        several targets numbers are [rows, 1]."""
+        labels = rows.labels
+        assert labels is not None
+        if not self.preprocess.targets:
+            return labels, np.ones(rows.n, bool)
+        own = labels[k] if isinstance(labels, tuple) else labels[:, k]
+        return (own, own != IGNORED) if own.dtype.kind == "i" else (own[:, None], ~np.isnan(own))
+
+    def each_target(self, rows: Dataset) -> list[tuple[Preprocess, np.ndarray]]:
+        """(the preprocessing as if it were the only target, its known labels in these rows) of each target."""
+        made = [(one, *self.labels_of(rows, k)) for k, (one, _) in enumerate(self.preprocess.each_target)]
+        return [(one, labels[known]) for one, labels, known in made]
 
 
 @np.errstate(all="ignore")  # overflow is checked explicitly
 @hinted
 def read_table(
     data: Any,
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     task: str | None = None,
     test_split: float = 0.2,
     val_split: float | None = 0.0,
@@ -99,8 +122,9 @@ def read_table(
     data        the path of a .csv, .csv.gz, .parquet or .npz file, or of a folder of idx files; or a DataFrame of
                 pandas or polars, or a table of pyarrow, which is read as a file with these columns is (the index of a
                 DataFrame is no column)
-    target      the column (CSV, Parquet) or array (.npz) to predict; None: the last column, or the conventional name
-    task        "classification" or "regression"; None: decided from the target
+    target      the column (CSV, Parquet) or array (.npz) to predict; None: the last column, or the conventional name.
+                A list of columns: several targets; a row in which some are empty trains the others
+    task        "classification" or "regression", of all targets; None: decided from each target
     test_split  share of the rows (of each class) held out for the test when the file brings no test rows; 0: none
     val_split   the validation share that fit will take from the training rows: they are kept out of the statistics.
                 None: 0.15 of a table of at least 100 training rows, else none (Table.val_split)
@@ -118,20 +142,20 @@ def read_table(
     """
     _check_arguments(task, encoding, data, test)
     words, name = missing_words(missing), UTF_8 if encoding is None else encoding_of(encoding)
-    raw = read_raw(data, target, CellRules(missing=words, encoding=name))
+    raw = read_several(data, target, CellRules(missing=words, encoding=name))
     roles = Roles(drop, categorical, numeric, time, weight)
     _check_columns(raw, words, roles, test)
     uses = RowUses(np.zeros(len(raw.y), np.uint8), raw.array, raw.test_array)
-    raw = drop_rows_without_target(raw)
-    found = roles.of(raw.x, raw.target_index) if isinstance(raw.x, Columns) else {}
+    raw = drop_rows_without_targets(raw) if raw.targets else drop_rows_without_target(raw)
+    found = roles.of(raw.x, raw.target_places) if isinstance(raw.x, Columns) else {}
     weights = _weights(raw, found)
     if weights is not None and not weights.all():
         weights = _without_weightless(raw, weights)
-    task, y, test_y, classes = targets_of(raw, task)
+    targets, task, y, test_y, classes = _targets(raw, task)
     n = len(y)
     split = TableSplit(raw, found, val_split, seed)
     if raw.test_x is None and test is None and test_split:
-        split.hold_out_test(y if task == "classification" else np.zeros(n, np.int32), test_split)
+        split.hold_out_test(y if y.dtype == np.int32 else np.zeros(n, np.int32), test_split)
     split.choose_validation()
     rows, val_rows, held, known = split.rows, split.val_rows, split.held, split.known()
     by_time, val_split, in_fit = split.by_time, split.val_split, split.in_fit
@@ -143,25 +167,25 @@ def read_table(
     rows, val_rows, held = np.split(order, [len(rows), len(rows) + len(val_rows)])
     for part_of, use in ((rows, VAL if in_fit else TRAIN), (val_rows, VAL), (held, TEST), (known, TRAIN)):
         uses.uses[raw.places(part_of)] = use
-    scales = None if task == "classification" else _scales(raw, y, known)
+    scales = None if targets or task == "classification" else _scales(raw, y, known)
     known.sort()
+    scale_each(raw, targets, y, known)
     raw.y = y
     raw.notes += _on_missing(raw, words)
-    made, features, test_features = _features(raw, known, task, order, y, found, seed, (words, name), uses)
-    if scales is None:
+    made, features, test_features = _features(raw, known, (task, targets), order, y, found, seed, (words, name), uses)
+    if scales is not None:
+        made.target_mean, made.target_std = scales
+    elif not targets:
         made.classes = classes
         check_classes(raw.path, y[rows], classes, raw.notes)
-        labels = y[order]
-    else:
-        made.target_mean, made.target_std = scales
-        labels = made.targets_to_outputs(y)[order]
+    labels = taken_labels(made.labels(y), order)
     _check_described(raw.path, made)
 
     records = made.records()
 
     def part(start: int, stop: int, weigh: bool = False) -> Dataset:
         weighed = weights[order[start:stop]] if weigh and weights is not None else None
-        rows = Dataset(features[start:stop], labels[start:stop], weights=weighed)
+        rows = Dataset(features[start:stop], taken_labels(labels, slice(start, stop)), weights=weighed)
         rows.records = records
         return rows
 
@@ -179,6 +203,14 @@ def read_table(
         table.test, table.test_targets = part(end, n), y[held]
         table.test_from = "held out" if by_time is None else "the latest"
     return table
+
+
+def _targets(raw: RawTable, task: str | None) -> tuple[list[Target], str, np.ndarray, np.ndarray | None, list[str]]:
+    """(several targets, else none; task, targets, test targets and class names as of targets_of)."""
+    if not raw.targets:
+        return [], *targets_of(raw, task)
+    targets, values = targets_of_each(raw, task)
+    return targets, task_of(targets), values, None, []
 
 
 def _check_arguments(task: str | None, encoding: str | None, data: Any, test: Any) -> None:
@@ -207,15 +239,23 @@ def labelled(data: Any, table: Table, use: str = "validate on") -> tuple[Dataset
     path = data if isinstance(data, (str, os.PathLike)) else "test"
     if targets is None:
         raise DataError(f"{path}: has no {made.target!r:.60} to {use}; need rows with their targets")
-    is_class = made.task == "classification"
-    known = targets >= 0 if is_class else np.isfinite(targets).all(axis=1)
+    known = known_rows(targets, made)
     if not known.any():
         raise DataError(f"{path}: no row has a {made.target!r:.60} that the training rows have")
     left_out = int((~known).sum())
     lost = [f"{left_out:,} rows without a usable target left out"] * bool(left_out)
     table.notes += [f"{path}: {note}" for note in [*notes, *problems, *lost]]
+    is_class = made.task == "classification" and not made.targets
     targets = targets[known].astype(np.int32) if is_class else targets[known]
-    return Dataset(features[known], targets if is_class else made.targets_to_outputs(targets)), targets
+    return Dataset(features[known], made.labels(targets)), targets
+
+
+def known_rows(targets: np.ndarray, preprocess: Preprocess) -> np.ndarray:
+    """The rows whose target is known, bool [rows]; of several targets one at least. targets: as read_features has
+    them."""
+    if preprocess.targets:
+        return ~np.isnan(targets).all(axis=1)
+    return targets >= 0 if preprocess.task == "classification" else np.isfinite(targets).all(axis=1)
 
 
 def _on_missing(raw: RawTable, words: Sequence[str]) -> list[str]:
@@ -269,7 +309,9 @@ def _scales(raw: RawTable, y: np.ndarray, known: np.ndarray) -> tuple[list[float
         raw.notes += far_numbers(raw.x, y.astype(np.float64), known, f"target {raw.target!r:.60}")
     mean, std = target_scales(values, f"{raw.path}: target {raw.target!r:.60}")
     if min(std) == 0:
-        raise DataError(f"{raw.path}: target {raw.target!r:.60} is {values[0][0]:g} in every training row; need values")
+        raise DataError(
+            f"{raw.path}: target {raw.target!r:.60} is {values[0][0]:g} in every training row; need different values"
+        )
     return mean.tolist(), std.tolist()
 
 
@@ -350,6 +392,9 @@ def features_of_columns(
     notes += check_layout(data, preprocess)
     features, more = preprocess.apply(data)
     notes += more
+    if preprocess.targets:
+        targets, problems = known_of_each(data, preprocess)
+        return features, targets, notes, problems
     target: int | None = None
     if preprocess.header and preprocess.target in data.names:
         target = data.names.index(preprocess.target)
@@ -362,7 +407,7 @@ def features_of_columns(
 def _features(
     raw: RawTable,
     known: np.ndarray,
-    task: str,
+    task: tuple[str, list[Target]],
     order: np.ndarray,
     y: np.ndarray,
     roles: Mapping[int, str],
@@ -372,18 +417,20 @@ def _features(
 ) -> tuple[Preprocess, np.ndarray, np.ndarray | None]:
     """(preprocess learned from the known rows, features of all rows in this order, features of the test rows).
 
-    y: the targets, class ids or numbers, of all rows; reading: the words that are missing values, and the encoding;
+    task: of the table, with its targets where there are several; y: the targets, class ids or numbers, of all rows;
+    reading: the words that are missing values, and the encoding;
     uses: gets a sample of the training rows."""
     order_or_none = None if np.array_equal(order, np.arange(len(y))) else order
     if isinstance(raw.x, Columns):
-        made = fit_columns(raw.x, known, raw.target_index, task, raw.notes, roles)
+        made = fit_columns(raw.x, known, raw.target_places, task[0], raw.notes, roles)
+        made.targets = task[1]
         made.target, (made.missing, made.encoding) = raw.target, reading
         encoding = Encoding(made, raw.x, known, y, seed)
         features, notes = made.apply(raw.x, order_or_none)
         uses.take_sample(features, y, order, known)
         encoding.cross_fit(features, order)
     else:
-        made = fit_array(raw.path, raw.x, known, task, raw.target)
+        made = fit_array(raw.path, raw.x, known, task[0], raw.target)
         features, notes = made.apply(raw.x, order_or_none)
         uses.take_sample(features, y, order, known)
     test_features = None

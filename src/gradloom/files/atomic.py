@@ -163,6 +163,12 @@ def atomic_write(path: str | os.PathLike[str], needed_bytes: int | None = None) 
         raise FileError(f"{path}: {unwritten(error)}") from None
 
 
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file with these contents (see atomic_write)."""
+    with atomic_write(path, len(data)) as file:
+        file.write(data)
+
+
 @contextlib.contextmanager
 def together(folder: str | os.PathLike[str]) -> Iterator[None]:
     """The files that the block writes in this folder (by atomic_path) take their places all at once, when it ends well.

@@ -45,6 +45,8 @@ def check_target(path: str | os.PathLike[str], streams: bool = False) -> None:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         folder = Path(os.path.realpath(path)).parent
+        if folder.exists() and not folder.is_dir():
+            raise FileError(f"{path}: {folder} is a file; need a folder there") from None
         if not folder.is_dir():
             raise FileError(f"{path}: the folder {folder} does not exist; create it or choose another place") from None
         if os.fspath(path).endswith(os.sep):

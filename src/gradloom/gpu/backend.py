@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -172,8 +171,8 @@ class GpuExecutable(PlannedExecutable):
 
     def _debug(self) -> None:
         if self.switches.debug >= 2:
-            self.profile()
-            atexit.register(lambda: to_stderr(self.report()))
+            self.collect_times()
+            self.report_later()
         if self.switches.debug >= 1:
             to_stderr(self.plan.summary())
         if self.switches.debug >= 4:
@@ -195,7 +194,7 @@ class GpuExecutable(PlannedExecutable):
     def stop(self) -> None:
         self._stopping = True
 
-    def profile(self, on: bool = True) -> None:
+    def collect_times(self, on: bool = True) -> None:
         """Collect nanoseconds per instruction from the next run on: by timestamps where the adapter has them. Elsewhere
         each instruction is submitted and waited for by itself: its wall time, with the cost of that."""
         with self.lock:

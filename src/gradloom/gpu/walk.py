@@ -9,7 +9,7 @@ import numpy as np
 from ..base.settings import Switches
 from ..graph.value import Value
 from ..run.backend import backend, plan_for
-from ..run.walk import Stepped
+from ..run.walk import Stepped, walks
 from ..transform.program import Program
 from .backend import GpuBackend, GpuExecutable
 
@@ -32,3 +32,13 @@ class GpuWalk(Stepped, GpuExecutable):
             if not any(s == segment and o < offset + value.bytes and offset < o + size for s, o, size in dead):
                 found = self.bytes_of(segment, offset, value.bytes)
                 yield value, found.copy().view(value.dtype.numpy).reshape(value.shape)
+
+    def outputs_now(self) -> list[np.ndarray]:
+        found = []
+        for value, (segment, offset) in zip(self.program.outputs, self.plan.output_places, strict=True):
+            place = self.bytes_of(segment, offset, value.bytes) if value.size else np.empty(0, np.uint8)
+            found.append(place.copy().view(value.dtype.numpy).reshape(value.shape))
+        return found
+
+
+walks["gpu"] = GpuWalk

@@ -361,13 +361,15 @@ class Stored(Shaped):
         view.flags.writeable = False
         return view
 
-    def write(self, data: object) -> None:
-        """Overwrite the contents in place with an array or a number that fits: no check, no lock (`assign` has both).
-        GraphError when the array is frozen."""
+    def write(self, data: object, rows: slice | None = None) -> None:
+        """Overwrite the contents in place with an array or a number that fits, of these rows or all: no check, no lock
+        (`assign` has both). GraphError when the array is frozen."""
         if self.role == "frozen":
             raise GraphError(f"{self.name}: it is frozen and only read; need an array that may be written")
         with locks.memory:
-            if self._array is None:  # a deferred array is not needed
+            if rows is not None:
+                self._contents[rows] = data
+            elif self._array is None:  # a deferred array is not needed
                 self._array, self._make = self._own(data), None
             else:
                 shared = isinstance(data, np.ndarray) and np.may_share_memory(data, self._array)

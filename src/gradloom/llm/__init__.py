@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .finetune import Run, finetune
     from .forms import Form
     from .generate import generate
-    from .lora import LoRA, TrainedTensors
+    from .lora import LoRA
     from .memory_plan import MemoryPlan
     from .merge import Merged, merge
     from .model import Model, load
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .samples import Samples
     from .sampling import Sampling
     from .tokenizer import Tokenizer
+    from .trained_tensors import TrainedTensors
     from .verify import Verification, verify
 
 __all__ = [
@@ -79,7 +80,7 @@ _HOMES = {
     ".finetune": "Run finetune",
     ".forms": "Form",
     ".generate": "generate",
-    ".lora": "LoRA TrainedTensors",
+    ".lora": "LoRA",
     ".merge": "Merged merge",
     ".model": "Model load",
     ".objective": "Objective Parts",
@@ -91,6 +92,7 @@ _HOMES = {
     ".samples": "Samples",
     ".sampling": "Sampling",
     ".tokenizer": "Tokenizer",
+    ".trained_tensors": "TrainedTensors",
     ".verify": "Verification verify",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}

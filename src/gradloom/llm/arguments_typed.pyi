@@ -54,6 +54,9 @@ class FinetuneArguments(TypedDict, total=False):
     ema: float
     on_nonfinite: str
     seed: int
+    watch: str | Sequence[str]
+    watch_every: str | None
+    watch_what: str
     data_options: Mapping[str, Any] | None
     val: Source | None
     patience: int | None
@@ -136,6 +139,9 @@ class PlanArguments(TypedDict, total=False):
     ema: float
     on_nonfinite: str
     seed: int
+    watch: str | Sequence[str]
+    watch_every: str | None
+    watch_what: str
     parallel: str | Communicator | None
     exchange: str
     timeout: float

@@ -29,6 +29,7 @@ from ..base.errors import DataError, FileError, SettingError
 from ..base.habits import hinted
 from ..base.reasons import unreadable
 from ..data.dataset import IGNORED, split_rows
+from ..data.reading.text_bytes import encoding_of
 from .data_files import TEXT
 from .data_options import OF_ONE_TEXT, check_effective, prompt_keys
 from .forms import TEXTS, Form
@@ -47,7 +48,10 @@ _LINE_OF = {
     "preferences": "prompt, chosen and rejected", "judged": "prompt, completion and label",
     "labelled": "text and label", "pairs": "anchor and positive",
 }  # fmt: skip
-_NAMES = {"preferences": "preferences", "judged": "judged completions", "labelled": "labelled texts", "pairs": "pairs"}
+_NAMES = {
+    "preferences": "preferences", "judged": "judged completions", "labelled": "labelled texts",
+    "pairs": "anchors with a positive text",
+}  # fmt: skip
 
 
 def token_data(
@@ -109,6 +113,7 @@ def read_samples(
     adapter_template: str | None = None,
     classes: Classes | None = None,
     skip_bad_lines: bool = False,
+    encoding: str | None = None,
 ) -> Samples:
     """Read the samples of a .txt, .jsonl, .json, .csv, .tsv, .parquet or .arrow file, of a folder that datasets wrote,
     of a list of dicts with the keys of .jsonl lines, or of a table in memory with such columns.
@@ -134,6 +139,7 @@ def read_samples(
     adapter_template  LoRA.chat_template of the adapter, instead of the model's own
     classes         of labelled texts: the possible classes, by default all in the file
     skip_bad_lines  True: malformed lines (elements of an array) are skipped and counted; False: the first is an error
+    encoding        of a .csv, .tsv or .txt, such as "cp1252", by default UTF-8
 
     A text begins with the tokenizer's bos and ends with its eos according to the tokenizer; a completion always ends
     with eos. Chats are rendered by the template; see ChatTemplate.encode. A preference has two parts, chosen and
@@ -153,6 +159,7 @@ def read_samples(
         )
     as_chat, special = as_bool("as_chat", as_chat), as_bool("special", special)
     skip_bad_lines = as_bool("skip_bad_lines", skip_bad_lines)
+    encoding = None if encoding is None else encoding_of(encoding)
     train_on_all = None if train_on_all is None else as_bool("train_on_all", train_on_all)
     if not hasattr(tokenizer, "encode_parts"):
         raise SettingError(
@@ -166,13 +173,12 @@ def read_samples(
         "anchor_key": anchor_key, "positive_key": positive_key, "negative_key": negative_key,
         "separator": separator, "as_chat": as_chat or None, "chat_template": chat_template,
         "train_on_all": None if train_on_all else train_on_all, "special": special or None,
-        "skip_bad_lines": skip_bad_lines or None,
+        "skip_bad_lines": skip_bad_lines or None, "encoding": encoding,
     }  # fmt: skip
     asked = {name for name, value in given.items() if value is not None}
     shown = os.fspath(path) if rows is None else "data"  # type: ignore[arg-type]
     if form.kind != "texts" and train_on_all:
-        what = _NAMES[form.kind]
-        text = f"{shown}: {{train_on_all}} requires texts, pairs or chats to continue, not {what}"
+        text = f"{shown}: {{train_on_all}} requires texts, pairs or chats to continue, not {_NAMES[form.kind]}"
         raise DataError(text, train_on_all=True)
     kind = Path(shown).suffix.lower()
     try:
@@ -182,14 +188,13 @@ def read_samples(
             raise DataError(f"{shown}: is one text; need {_LINE_OF[form.kind]} in each line of a .jsonl")
         if kind in TEXT:
             check_effective(shown, "is one text", asked, OF_ONE_TEXT)
-            return _read_text(shown, tokenizer, special)
+            return _read_text(shown, tokenizer, special, encoding)
         keys = prompt_keys(prompt_key)
-        for name in (*(name for name in given if name.endswith("_key") and name != "prompt_key"), "separator"):
-            if not isinstance(given[name], str | None):
-                raise SettingError(setting=name, seen=given[name], need="a text")
+        _check_texts(given)
         reader = JsonLines(
-            reader_of(shown if rows is None else rows), tokenizer, "\n" if separator is None else separator, as_chat,
-            bool(train_on_all), special, chat_template, adapter_template, skip_bad_lines, asked, form, classes,
+            reader_of(shown if rows is None else rows, encoding), tokenizer,
+            "\n" if separator is None else separator, as_chat, bool(train_on_all), special, chat_template,
+            adapter_template, skip_bad_lines, asked, form, classes,
         )  # fmt: skip
         return reader.read(
             Keys(
@@ -201,13 +206,20 @@ def read_samples(
         raise FileError(f"{shown}: {unreadable(error)}") from None
 
 
-def _read_text(path: str, tokenizer: Tokenizer, special: bool) -> Samples:
+def _check_texts(given: dict[str, Any]) -> None:
+    """SettingError for a key or a separator that is no text; prompt_key may be a list."""
+    for name in (*(name for name in given if name.endswith("_key") and name != "prompt_key"), "separator"):
+        if not isinstance(given[name], str | None):
+            raise SettingError(setting=name, seen=given[name], need="a text")
+
+
+def _read_text(path: str, tokenizer: Tokenizer, special: bool, encoding: str | None) -> Samples:
     """One long text; the tokens are those of the whole text."""
     report = Report(path, "one text, in windows that follow one another", "all tokens")
 
     def blocks() -> Iterator[str]:
         before = ""
-        for block in text_blocks(path):
+        for block in text_blocks(path, encoding):
             if not special and not report.as_text:
                 report.as_text = int(tokenizer.control_in(before + block) is not None)
                 before = block[-tokenizer.longest_control :]

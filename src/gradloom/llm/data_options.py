@@ -7,8 +7,8 @@ from typing import Any
 from ..base.errors import DataError, SettingError
 
 # Options of each kind of data
-_OF_LINES = {"skip_bad_lines"}
-OF_ONE_TEXT = {"special"}
+_OF_LINES = {"skip_bad_lines", "encoding"}  # a file without an encoding of its own is refused where it is opened
+OF_ONE_TEXT = {"special", "encoding"}
 PAIR_OPTIONS = {"prompt_key", "completion_key", "separator", "as_chat"}  # one of them: lines are pairs
 OF_TEXTS = _OF_LINES | {"text_key", "special"}
 OF_PAIRS = _OF_LINES | {"prompt_key", "completion_key", "separator", "train_on_all", "special"}

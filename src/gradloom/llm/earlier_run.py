@@ -18,9 +18,10 @@ from .embedding import SCHEMA as EMBEDDING_SCHEMA
 from .embedding import Embedding
 from .head import SCHEMA as HEAD_SCHEMA
 from .head import Head
-from .lora import LoRA, TrainedTensors
+from .lora import LoRA
 from .model import Adapter, Model
 from .records import BASE, record_of
+from .trained_tensors import TrainedTensors
 
 _SAME = ("kind", "rank", "alpha", "rslora", "targets", "tensors", "head")  # of an adapter whose training is continued
 _SHOWN = 8  # differences in a message

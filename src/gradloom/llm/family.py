@@ -55,6 +55,7 @@ class Family:
     norms            names of norms, "" for none: before attention and feed-forward
     post_norms       likewise, behind them
     activation       of the gate
+    classifies       llama.cpp reads the matrix of a head of classes, and computes their probabilities
     modules          linear layers of a block: Hugging Face's module -> GGUF's tensor. Without ffn_gate, ffn_up
                      holds the rows of the gate, then those of up
     configure        returns the configuration with the family's own metadata; raises FileError
@@ -72,6 +73,7 @@ class Family:
     norms: tuple[str, str] = ("attn_norm", "ffn_norm")
     post_norms: tuple[str, str] = ("", "")
     activation: Literal["silu", "gelu"] = "silu"
+    classifies: bool = False
     modules: Mapping[str, str] = field(default_factory=lambda: MODULES)
     configure: Callable[[Keys, Config], Config] = _as_read
 

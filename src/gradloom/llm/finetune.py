@@ -23,8 +23,8 @@ from ..base.arguments import as_bool
 from ..base.errors import SettingError, TrainError
 from ..base.finetune_options import FinetuneOptions, TuneOptions
 from ..base.habits import hinted
-from ..base.memory import resident_peak
 from ..base.options import bits_of, taken, takes, values_of
+from ..base.pages import RunPage
 from ..base.schema import table, whole
 from ..base.terminal import to_stderr
 from ..base.training_options import EvalOptions, RankOptions
@@ -41,14 +41,14 @@ from ..train.fit import evaluate
 from ..train.history import History
 from ..train.log import log_of
 from ..train.loop import Loop
-from ..train.metrics import UNCERTAINTY
+from ..train.metric import UNCERTAINTY
 from ..train.result import Result
 from ..train.stopping import EarlyStopping
 from .arguments import adapter_of, data_arguments
 from .data_files import data_files
 from .earlier_run import EarlierRun, about_adapter
 from .gpu_layers import check_layers
-from .lora import LoRA, TrainedTensors, files_of_adapter
+from .lora import LoRA, files_of_adapter
 from .memory_plan import MemoryPlan
 from .model import Adapter, Model, model_of
 from .plan import base_bytes, check_trained, placed, sizes_of
@@ -60,6 +60,7 @@ from .sample_texts import SAMPLES_OF_STATE, SampledText, Samples
 from .scored import prepare_head
 from .table import training_table
 from .teacher import teacher_of
+from .trained_tensors import TrainedTensors
 from .tuning import Settings, Tuned, Tuning, TuningJob, computed_labels, split_arguments
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def finetune(
 
 
 @takes(TuneOptions, FinetuneOptions, RankOptions)
-class Run(Tuning):
+class Run(RunPage, Tuning):
     """One fine-tuning: everything that was decided is known before `train` begins.
 
     model        a Model, or the path of a GGUF file
@@ -389,7 +390,7 @@ class Run(Tuning):
             "tokens": self.tokens,
             "tokens_per_second": round(self.tokens / loop.training_seconds, 1) if self.tokens else None,
             "planned_bytes": self.planned_bytes,
-            "peak_bytes": resident_peak(),
+            "peak_bytes": memory.resident_peak(),
             "seed": self.settings.seed,
             "precision": self.precision,
             "ranks": 1 if self.ranks is None else self.ranks.size,

@@ -9,18 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..base.arrays import place_in
-from ..base.errors import DataError, FileError
+from ..base.errors import DataError, FileError, one_line
 from ..base.schema import Schema, both, different_texts, flag, number, one_of, table
 from ..files.gguf_fields import Field
 from ..files.gguf_fields import field as gguf_field
+from . import families
+from .embedding import POOLING_TYPES
+
+if TYPE_CHECKING:
+    from .model_file import ModelFile
 
 HEAD = "head.weight"  # name of the parameter
 PREFIX = "gradloom.head."  # of the keys of GGUF files, which other programs ignore
+CLASSIFIER = "cls.output.weight"  # llama.cpp's matrix of a head; its labels are ARCH.classifier.output_labels
 PEFT_HEAD = "gradloom.head"  # metadata of PEFT's .safetensors file: the facts, as JSON
 KINDS = ("reward", "classify", "regress")
 
@@ -108,6 +114,51 @@ def head_fields(head: HeadArrays | None, where: Any) -> dict[str, Field]:
 def without_head(fields: Mapping[str, Field]) -> dict[str, Field]:
     """The metadata of a GGUF file without those of a head."""
     return {key: value for key, value in fields.items() if not key.startswith(PREFIX)}
+
+
+def with_head(
+    fields: Mapping[str, Field], tensors: Mapping[str, Any], head: HeadArrays | None, architecture: str, where: Any
+) -> tuple[dict[str, Field], dict[str, Any]]:
+    """Metadata and tensors of a model's GGUF file with this head in place of an earlier one; as they are for None.
+
+    Classes of which a text has one are llama.cpp's own classifier where it has one for the architecture: it computes
+    their probabilities (pooling_type rank). Raises FileError for numbers that are not finite.
+    """
+    if head is None:
+        return dict(fields), dict(tensors)
+    labels, pooling = _labels_key(architecture), f"{architecture}.pooling_type"
+    earlier = {labels, pooling} if CLASSIFIER in tensors else {labels}
+    kept = {key: value for key, value in without_head(fields).items() if key not in earlier}
+    others = {name: tensor for name, tensor in tensors.items() if name != CLASSIFIER}
+    family = families.find(architecture)
+    if family is None or not family.classifies or head.head.kind != "classify" or head.head.several:
+        return kept | head_fields(head, where), others
+    check_finite(where, head.weight)
+    kept[labels] = gguf_field("array", head.head.labels, "string")
+    kept[pooling] = gguf_field("u32", POOLING_TYPES["rank"])
+    return kept, others | {CLASSIFIER: head.weight}
+
+
+def head_of_model(file: ModelFile) -> HeadArrays | None:
+    """The head in a model's file, gradloom's or llama.cpp's; None without one. Raises FileError for values that do not
+    fit."""
+    stored = read_head(file.metadata, file.path)
+    if stored is not None or CLASSIFIER not in file.tensors:
+        return stored
+    key = _labels_key(str(file.metadata.get("general.architecture", "")))
+    labels, shape = file.metadata.get(key), file.tensors[CLASSIFIER].shape
+    if not isinstance(labels, list) or len(shape) != 2 or len(labels) != shape[0]:
+        need = f"{key} with one label for each row of {CLASSIFIER}, which has shape {list(shape)}"
+        raise FileError(f"{file.path}: the labels of its classifier are {one_line(labels)}; need {need}")
+    head = _facts({"kind": "classify", "labels": labels, "several": False, "mean": 0.0, "deviation": 1.0}, file.path)
+    weight = np.empty(shape, np.float32)
+    file.weights(CLASSIFIER, weight)
+    check_finite(file.path, weight)
+    return HeadArrays(head, weight)
+
+
+def _labels_key(architecture: str) -> str:
+    return f"{architecture}.classifier.output_labels"
 
 
 def read_head(metadata: Mapping[str, Any], where: Any) -> HeadArrays | None:

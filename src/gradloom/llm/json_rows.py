@@ -51,9 +51,11 @@ class RowReader:
     name       for messages
     unit       "line", "row" (both named by their number in the file) or "sample"
     has_cells  all values are texts, also those of numbers
+    may_skip   rows that are no sample may be left out (skip_bad_lines)
     """
 
     has_cells = False
+    may_skip = True
 
     def __init__(self, name: str, unit: str) -> None:
         self.name, self.unit = name, unit
@@ -64,6 +66,18 @@ class RowReader:
 
     def __iter__(self) -> Iterator[Row]:
         raise NotImplementedError(f"{type(self).__name__}.__iter__")
+
+
+class FileRows(list[dict[str, Any]]):
+    """The rows of a file in memory; `reader` and `numbers` name the place of each."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]], reader: RowReader, numbers: list[int]) -> None:
+        super().__init__(rows)
+        self.reader, self.numbers = reader, numbers
+
+    def where(self, number: int) -> str:
+        """The place of row `number`, from 1, in the file."""
+        return self.reader.where(self.numbers[number - 1])
 
 
 class JsonRows(RowReader):
@@ -125,9 +139,10 @@ def _kind(value: object) -> str:
 # ---- an array --------------------------------------------------------------------------------------------------------
 
 
-def text_blocks(path: str) -> Iterator[str]:
-    """The text of a file, block by block. Raises DataError for bytes that are not UTF-8."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+def text_blocks(path: str, encoding: str | None = None, is_json: bool = False) -> Iterator[str]:
+    """The text of a file, block by block. encoding: its name, by default UTF-8. Raises DataError for bytes that are not
+    of it."""
+    decoder = codecs.getincrementaldecoder(encoding or "utf-8")()
     at, begun = 0, False
     with open(path, "rb") as file:
         while True:
@@ -136,9 +151,9 @@ def text_blocks(path: str) -> Iterator[str]:
             try:
                 text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}: byte {at - held + error.start} is not UTF-8 ({error.reason}); need a text in UTF-8"
-                ) from None
+                raise not_of_encoding(path, at - held + error.start, encoding, error.reason, is_json) from None
+            except UnicodeError as error:  # UTF-16 without the mark of its order
+                raise not_of_encoding(path, at, encoding, str(error)) from None
             yield text if begun else text.removeprefix("\ufeff")
             begun = begun or text != ""
             at += len(data)
@@ -146,16 +161,24 @@ def text_blocks(path: str) -> Iterator[str]:
                 return
 
 
+def not_of_encoding(path: str, at: int, encoding: str | None, why: str, is_json: bool = False) -> DataError:
+    """The error for a byte that is not of the encoding. is_json: of a file that has no other than UTF-8."""
+    seen = f"{path}: byte {at} is not {encoding or 'UTF-8'} ({why})"
+    if is_json:
+        return DataError(f"{seen}; need a text in UTF-8")
+    return DataError(f"{seen}; {{encoding}} can name another encoding, such as cp1252", encoding=...)
+
+
 def _has_lines(path: str) -> bool:
     """Whether a .json file has an object on each line. Raises DataError if it is not an array either."""
-    first = _Text(text_blocks(path)).peek()
+    first = _Text(text_blocks(path, is_json=True)).peek()
     if first not in ("[", "{"):
         raise DataError(f"{path}: begins with {first!r}; need a JSON array of objects, or an object on each line")
     return first == "{"
 
 
 def _elements(path: str) -> Iterator[Row]:
-    text, number = _Text(text_blocks(path)), 0
+    text, number = _Text(text_blocks(path, is_json=True)), 0
     text.peek()
     text.take()
     end = text.peek()

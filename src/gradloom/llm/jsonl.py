@@ -150,10 +150,9 @@ class JsonLines:
 
     def _bad(self, line: int, reason: str) -> None:
         if not self.skip_bad:
-            raise DataError(
-                f"{self.rows.where(line)}: {reason}; mend the {self.rows.unit}, or skip such {self.rows.unit}s"
-                " (skip_bad_lines=True, --skip-bad-lines)"
-            )
+            unit = self.rows.unit
+            skip = f", or skip such {unit}s (skip_bad_lines=True, --skip-bad-lines)" * self.rows.may_skip
+            raise DataError(f"{self.rows.where(line)}: {reason}; mend the {unit}{skip}")
         report = self.report
         report.bad_lines += 1
         if report.bad_lines <= _NAMED:

@@ -45,10 +45,10 @@ class Labelled:
         self.of = kind_of(row, asked, self.messages, self.prompts, self.completion, self.text)
         if not self.of or (self.label not in row and labels.kind != "none"):
             also = "" if labels.kind == "none" else f" and {self.label}"
+            names = "text_key=, label_key=, ... (--text-key, --label-key, ...)" if also else "text_key= (--text-key)"
             raise DataError(
                 f"{where}: the keys are {keys_of(row)}; need {self.text}{also}, {' or '.join(self.prompts)} with"
-                f" {self.completion}{also}, or {self.messages}{also}; name others by text_key=, label_key=, ..."
-                " (--text-key, --label-key, ...)"
+                f" {self.completion}{also}, or {self.messages}{also}; name others by {names}"
             )
         self.chats = self.of == "chat" or (self.of == "pair" and as_chat)
         options = {"chat": OF_CHATS, "pair": OF_PAIRS_AS_CHATS if as_chat else OF_PAIRS, "text": OF_TEXTS}[self.of]

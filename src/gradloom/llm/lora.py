@@ -1,27 +1,23 @@
-"""LoRA (Hu et al., arXiv 2106.09685): y = x W^T + s (x A^T) B^T with A [r, n_in], B [n_out, r], s = alpha / r.
-
-Also training of the model's own tensors, as f32 copies.
-"""
+"""LoRA (Hu et al., arXiv 2106.09685): y = x W^T + s (x A^T) B^T with A [r, n_in], B [n_out, r], s = alpha / r."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-import functools
 import math
 import os
 import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import ops
 from ..base import locks
 from ..base.arguments import as_bool, as_share, as_whole, f32_hint, in_f32, need_path
-from ..base.errors import DTypeError, FileError, SettingError
+from ..base.errors import FileError, SettingError
 from ..base.habits import AttributeHints, KeywordHints
 from ..data.dataset import generator
 from ..files import names_folder, refuse_input
@@ -310,129 +306,6 @@ class LoRA(Headed, KeywordHints, AttributeHints):
     def __repr__(self) -> str:
         bound = f", {self.parameter_count} parameters" if self.a else ""
         return f"LoRA(rank {self.rank}, alpha {self.alpha:g}, targets {self.targets}{bound})"
-
-
-class TrainedTensors(Headed):
-    """Trains the model's own tensors, as f32 copies of the mapped ones.
-
-    tensors      names, short names or patterns; "all" for the whole model
-    train_dtype  "f32" permits quantised and half-precision tensors, whose copies are then f32
-
-    chat_template: the template that finetune used instead of the model's own, or None; `save` writes it.
-    head: see LoRA.
-    """
-
-    def __init__(self, tensors: str | Sequence[str] = "all", train_dtype: str | None = None) -> None:
-        if train_dtype not in (None, "f32"):
-            raise SettingError(setting="train_dtype", seen=train_dtype, need="f32")
-        self.tensors, self.train_dtype = tensors, train_dtype
-        self.chat_template: str | None = None
-        self.arrays: dict[str, Parameter] = {}
-        self._model: Model | None = None
-
-    def choose(self, model: Model) -> list[str]:
-        """The tensors of this model that train. Raises DTypeError if they require train_dtype."""
-        names = [n for n in model.weights if not n.startswith("rope_")]  # which are constants of the rotation
-        names = without_output(names, self)
-        chosen = choose_tensors(names, self.tensors, names, "tensors")
-        if self.train_dtype is None:
-            for name in chosen:
-                kind = model.file.tensors[name].kind
-                if kind != "f32":
-                    raise DTypeError(
-                        f"{model.path}: {name} is {kind} and cannot be trained as it is; need --train-dtype f32 "
-                        "(train_dtype='f32'), which trains f32 copies, or LoRA, which leaves it as it is"
-                    )
-        return chosen
-
-    def trained_bytes(self, model: Model) -> int:
-        """Bytes of the copies, also before they are created. Raises the errors of `choose`."""
-        head = sum(p.size for p in self.head_parameters().values())
-        return 4 * (sum(math.prod(model.weights[name].shape) for name in self.choose(model)) + head)
-
-    def check_file(self, model: Model) -> None:
-        """Raise FileError for a Hugging Face folder that `save` cannot write as a GGUF file; warn of properties that
-        such a file does not state."""
-        from ..base.messages import log
-        from .hf_export import GgufView
-        from .hf_folder import HFFolder
-
-        if isinstance(model.file, HFFolder) and (note := GgufView(model.file).note()):
-            log.warning("%s: %s", model.path, note)
-
-    def bind(self, model: Model) -> None:
-        """Copy the chosen tensors, once."""
-        with locks.building:
-            if self._model is model:
-                return
-            self.check_head(model)
-            if self._model is not None:
-                raise SettingError(f"trained tensors belong to {self._model.path}; use that model")
-            for name in self.choose(model):
-                self.arrays[name] = stored_value(_copied(model, name))
-            self._model = model
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole model as a .gguf file: trained tensors as f32, everything else unchanged, except for the chat
-        template if the model was trained with another one.
-
-        Raises FileError if the file cannot be written or is the model's own, or a number is not finite.
-        """
-        from ..files import need_finite, write_gguf
-        from ..files.gguf_fields import field
-        from .adapter_arrays import CHAT_TEMPLATE
-        from .embedding import with_embedding
-        from .head import head_fields, without_head
-        from .hf_export import GgufView, as_pieces
-        from .hf_folder import HFFolder
-
-        if self._model is None:
-            raise SettingError("TrainedTensors.save: there are no trained tensors yet; bind them to a model")
-        if Path(path).suffix != ".gguf":
-            raise SettingError(f"{path}: the file of a model must be named FILE.gguf")
-        file: Any = self._model.file
-        file.check()
-        trained = {name: parameter.stored.read() for name, parameter in self.arrays.items()}
-        refuse_input(path, self._model.path)
-        need_finite(path, trained)
-        head = head_fields(self.head_arrays(), path)
-        if isinstance(file, HFFolder):
-            file = GgufView(file)
-            trained = {name: file.ordered(name, array) for name, array in trained.items()}
-        fields = without_head(file.fields) if head else file.fields
-        template = {} if self.chat_template is None else {CHAT_TEMPLATE: field("string", self.chat_template)}
-        write_gguf(
-            path,
-            with_embedding(fields, self.embedding, self._model.config.architecture) | template | head,
-            {
-                name: trained[name]
-                if name in trained
-                else (tensor.kind, tensor.shape, functools.partial(as_pieces, file, name))
-                for name, tensor in file.tensors.items()
-            },
-            finite=True,
-        )
-
-    def parameters(self) -> dict[str, Parameter]:
-        return dict(self.arrays) | self.head_parameters()
-
-    def weight(self, name: str) -> Parameter | None:
-        return self.arrays.get(name)
-
-    def linear(self, name: str, x: Value, rows: int, training: bool) -> Value | None:
-        return None
-
-    def embed(self, name: str, tokens: Value) -> Value | None:
-        return None
-
-    @property
-    def parameter_count(self) -> int:
-        return sum(p.size for p in self.parameters().values())
-
-
-def _copied(model: Model, name: str) -> Stored:
-    """A trainable copy of a tensor, created on first use."""
-    return Stored.deferred(name, model.weights[name].shape, lambda: model.copied(name), "f32", "trained")
 
 
 def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ..base.html import html_table
 from ..base.memory import need_memory, show_bytes
+from ..base.pages import Pages
+from ..plan.plan import Plan
+from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes
 from ..run.budget import with_reserve
 from ..train.duration import Duration, approximate
 from .gpu_layers import GpuLayers
 
 # Reported by other functions, or not at all
-APART = ("on_device", "layers", "transfers", "transferred", "duration", "curve")
+APART = ("on_device", "layers", "transfers", "transferred", "duration", "curve", "programs")
 PLAIN = ("threads", "steps", "recompute_overhead", "device")  # no numbers of bytes
 ON_DEVICE = {
     "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
     "outputs": "records", "copies": "gathered", "transfers": "staging",
 }  # fmt: skip
+CURVE = "memory and time"
 SMALL = 4 << 20  # bytes of copies that are not shown
 FEWER_TRAINED = "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
-    """Planned memory of a fine-tuning, in bytes.
+class MemoryPlan(Pages):
+    """Planned memory of a fine-tuning, in bytes. `save("plan.html")` writes the memory maps of its programs.
 
     weights        of the model, mapped from its file: memory that the system may reclaim, at the price of reading
                    them again
@@ -57,6 +62,7 @@ class MemoryPlan:
                    with the same rows at once
     copied         on top of `need` for a while: copies of trained arrays when a checkpoint or the result is written, in
                    callbacks and averages; tensors of the file that only the pass of reference log-probabilities reads
+    programs       the plans, on several devices the schedules, of all programs
     left           of `plan`: memory that planning leaves in the process, as the run does, on top of `need`
     """
 
@@ -88,6 +94,7 @@ class MemoryPlan:
     copied: int = field(default=0, compare=False)
     left: int = field(default=0, compare=False)
     teacher: int = 0
+    programs: tuple[Plan | Schedule, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def is_split(self) -> bool:
@@ -202,22 +209,32 @@ class MemoryPlan:
             )
         if self.available is not None:
             rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
-        points = {show_bytes(self.budget(need)): f"x{time:.2f}" for need, time in self.curve}
+        points = {show_bytes(need): (self.budget(need), time) for need, time in self.curve}
         if len(points) > 1:
-            shown = ", ".join(f"{budget} {time}" for budget, time in points.items())
-            rows.append(("memory and time", f"{shown}: --memory, and time of a step"))
+            shown = ", ".join(f"{show_bytes(budget)} x{time:.2f}" for budget, time in points.values())
+            rows.append((CURVE, f"{shown}: --memory, and time of a step"))
         if self.duration is not None:
             rows.append(("time of a step", f"about {approximate(self.duration.step)}"))
             if self.reading:
                 rows.append(("time", str(self.duration)))
         return rows
 
+    def _repr_html_(self) -> str:
+        return html_table((), self.lines())
+
+    def report_programs(self) -> dict[str, Any]:
+        """For the page of the plan: the arguments of report.plan_page.Programs."""
+        curve = [(self.budget(need), time) for need, time in self.curve]
+        about = [line for line in self.lines() if line[0] != CURVE]  # which is drawn
+        return {"plans": self.programs, "about": about, "curve": curve}
+
     def _reading(self) -> str:
         return ", while the data was read" if self.reading == self.total else ""
 
     def report(self) -> dict[str, Any]:
         """For --json: each number under <name>_bytes; if the steps run on a GPU, also the bytes there."""
-        numbers = {f"{k}_bytes" if k not in PLAIN else k: v for k, v in asdict(self).items() if k not in APART}
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in APART}
+        numbers = {f"{k}_bytes" if k not in PLAIN else k: v for k, v in own.items()}
         numbers |= {
             "needed_bytes": self.need,
             "peak_bytes": self.total,

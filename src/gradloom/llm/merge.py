@@ -29,7 +29,7 @@ from ..run import dequantize
 from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
 from .adapter_files import files_given, read_adapter
 from .embedding import Embedding, with_embedding
-from .head import head_fields, without_head
+from .head import CLASSIFIER, with_head
 from .hf_export import GgufView, as_pieces
 from .hf_folder import HFFolder
 from .hf_write import write_merged
@@ -132,12 +132,11 @@ def merge(
         if base.metadata.get(CHAT_TEMPLATE) not in (None, "", adapter.chat_template):
             notes.append("the chat template of the adapter replaces the model's own")
         fields[CHAT_TEMPLATE] = gguf_field("string", adapter.chat_template)
-    if adapter.head is not None:
-        fields = without_head(fields) | head_fields(adapter.head, adapter_path)
+    fields, written = with_head(fields, tensors, adapter.head, adapter.architecture, adapter_path)
     fields = with_embedding(fields, adapter.embedding, adapter.architecture)
     base.check()
     refuse_input(out_path, *read)
-    size = write_gguf(out_path, fields, tensors, finite=True)
+    size = write_gguf(out_path, fields, written, finite=True)
     notes += _loss_notes(losses)
     kinds = Counter(new for new, _, _ in tensors.values())
     return Merged(
@@ -188,7 +187,7 @@ def _new_kind(tensor: TensorInfo, kind: str | None, changed: bool) -> tuple[str,
         if not changed or old in FILE_TYPES:
             return old, ""
         return _whole_blocks(tensor, "q8_0", f"{old} cannot be written")
-    if len(tensor.shape) < 2 or tensor.name.endswith("_norm.weight"):
+    if len(tensor.shape) < 2 or tensor.name.endswith("_norm.weight") or tensor.name == CLASSIFIER:
         return "f32", ""
     if old == kind:
         return old, ""

@@ -31,7 +31,7 @@ from . import families
 from .config import Config, Keys, Rope, read_config
 from .embedding import Embedding, embedding_of_model
 from .gpu_layers import GpuLayers, at
-from .head import HeadArrays, read_head
+from .head import CLASSIFIER, HeadArrays, head_of_model
 from .hf_folder import HFFolder
 from .net import Caches, ForwardAdapter, Net
 
@@ -135,6 +135,8 @@ class Model(AttributeHints):
         possible: dict[str, Shape] = {
             "output.weight": (c.vocab_size, c.width),
         }
+        if family.classifies and CLASSIFIER in self.file.tensors:
+            possible[CLASSIFIER] = (*self.file.tensors[CLASSIFIER].shape[:1], c.width)
         for rope in c.rope:
             if rope is not None:
                 possible |= {name: (rope.dims // 2,) for name in (rope.short, rope.long) if name is not None}
@@ -216,7 +218,7 @@ class Model(AttributeHints):
     @property
     def classifier(self) -> HeadArrays | None:
         """The head that a training of the whole model saved with it, or None. Raises FileError for a damaged one."""
-        head = read_head(self.file.metadata, self.path)
+        head = head_of_model(self.file)
         if head is not None and head.weight.shape[1] != self.config.width:
             width = head.weight.shape[1]
             raise FileError(f"{self.path}: its head has rows of {width} numbers; need {self.config.width}")

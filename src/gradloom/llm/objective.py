@@ -13,7 +13,7 @@ from ..base.errors import GraphError, ShapeError
 from ..graph.leaves import constant
 from ..graph.value import Value, describe
 from ..train.batch_loss import BatchLoss
-from ..train.metrics import Metric
+from ..train.metric import Metric
 from ..train.outputs import Outputs
 from .embedding import Embedding
 from .forms import TEXTS, Form

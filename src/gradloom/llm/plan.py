@@ -30,7 +30,7 @@ from ..run.cpu_backend import release_arena
 from .arguments import adapter_of, data_arguments, refuse_settings
 from .duration import duration_of
 from .gpu_layers import PLANNED, GpuLayers, bytes_on, check_layers, layers_for
-from .lora import LoRA, TrainedTensors
+from .lora import LoRA
 from .memory_plan import FEWER_TRAINED, MemoryPlan
 from .model import Adapter, Model, model_of
 from .objective import Objective
@@ -40,6 +40,7 @@ from .room import within
 from .rows import CONTEXT, Rows, is_source, need_weights, read_rows
 from .scored import with_head
 from .teacher import teacher_of
+from .trained_tensors import TrainedTensors
 from .tuning import Settings, Sizes, Tuning, TuningJob, split_arguments
 
 if TYPE_CHECKING:

@@ -70,6 +70,7 @@ def memory_of(
     held = device_bytes(device, every, switches())
     moved = max(split, key=lambda p: p.transfer_bytes, default=None)
     return MemoryPlan(
+        programs=tuple(every),
         weights=_bytes(weights - before),
         copies=model.copied_bytes,
         copied=max(_copied(tuning), _bytes(before)),

@@ -19,6 +19,7 @@ from .chat_forms import MESSAGES
 from .forms import Form
 from .head import HEAD, Head
 from .headed import Headed
+from .json_rows import FileRows
 from .model import model_of
 from .scored import HeadObjective
 from .text_outputs import outputs_of, texts_as_rows
@@ -157,7 +158,8 @@ def _as_rows(texts: Any, head: Head, key: str) -> list[Any]:
         and not {"completion", "output", *MESSAGES} & first.keys()
     )
     if is_text and all(isinstance(one, Mapping) and isinstance(one.get(key), str) for one in given):
-        return [{"prompt": "", "completion": one[key]} for one in given]
+        rows = [{"prompt": "", "completion": one[key]} for one in given]
+        return FileRows(rows, given.reader, given.numbers) if isinstance(given, FileRows) else rows
     return given
 
 

@@ -10,6 +10,7 @@ from ..base.errors import SettingError
 from ..base.memory import show_above, show_bytes
 from ..base.messages import log
 from ..base.settings import switches
+from ..parallel.agree import largest_of
 from ..plan.plan import Plan
 from ..run.budget import (
     FAR,
@@ -26,9 +27,10 @@ from ..run.budget import (
 )
 from ..run.program_plans import ProgramPlans
 from ..run.rates import measure_early
-from .lora import LoRA, TrainedTensors
+from .lora import LoRA
 from .memory_plan import MemoryPlan
 from .planned_job import memory_of, planned
+from .trained_tensors import TrainedTensors
 from .tuning import Tuning, TuningJob
 
 SHORTEST = 32  # tokens of a context that an error proposes
@@ -94,6 +96,7 @@ def _check_teacher(who: str, job: TuningJob, its: _Limit) -> None:
         return
     found = _measured(planned(job)[0], job, not its.reading or "tokenizer" in vars(job.model))
     least = replace(found, base=its.base, reading=its.reading, copied=0).budget(found.during_teacher)
+    least = largest_of(job.ranks, least)
     if least > its.most:
         need = f"at least {show_above(least, its.most)} for the pass of the teacher, or a smaller teacher"
         raise SettingError(setting="memory", seen=show_bytes(its.most), need=need, place=who)
@@ -166,7 +169,7 @@ def _room(job: TuningJob, its: _Limit, held: int | None, fastest: bool = True) -
 
     if held is None:  # after the programs are freed
         found = _measured(planned(job)[0], job, has_text)
-        held = max(its.base, resident_when_settled())
+        held = largest_of(job.ranks, max(its.base, resident_when_settled()))
         total = _total(job, found, its, held)
         if total <= its.most:
             return Room(job, total, total - found.planned, held)
@@ -188,9 +191,11 @@ def _room(job: TuningJob, its: _Limit, held: int | None, fastest: bool = True) -
 
 
 def _total(job: TuningJob, found: MemoryPlan, its: _Limit, held: int) -> int:
-    """The least budget of a run with this memory. A checkpoint that was read is freed before copies are made."""
+    """The least budget of a run with this memory, the same on all ranks. A checkpoint that was read is freed before
+    copies are made."""
     copied = max(found.copied - (0 if job.saver is None else job.saver.freed_bytes), 0)
-    return replace(found, base=held, reading=its.reading, copied=copied, teacher=0).budget()
+    total = replace(found, base=held, reading=its.reading, copied=copied, teacher=0).budget()
+    return largest_of(job.ranks, total)
 
 
 def _measured(tuning: Tuning, job: TuningJob, has_text: bool) -> MemoryPlan:

@@ -19,6 +19,8 @@ def reader_of(source: Any, encoding: str | None = None) -> RowReader:
     encoding of a file that is none of text; BackendError where pyarrow is required.
     """
     if not isinstance(source, (str, os.PathLike)):
+        if encoding is not None:
+            raise DataError("data: is in memory; {encoding} requires a .csv or .txt", encoding=encoding)
         return MemoryRows(source)
     path = os.fspath(source)
     files = shards(path)

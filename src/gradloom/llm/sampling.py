@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..base.errors import NonFiniteError, SettingError
-from ..ops.philox import row_words
+from ..base.philox import row_words
 
 TOP_K, TOP_P = 40, 0.95  # defaults
 STREAM = 0x746F6B656E  # "token": a stream separate from dropout's

@@ -12,7 +12,7 @@ from .. import ops
 from ..base.errors import SettingError
 from ..graph.leaves import constant
 from ..graph.value import Value
-from ..train.metrics import Metric
+from ..train.metric import Metric
 from ..train.outputs import Outputs
 from .gpu_layers import at
 from .head import Head
@@ -111,6 +111,13 @@ class HeadObjective(Objective):
         """Outputs and labels of a batch as `loss_of` and `metrics_of` read them."""
         assert isinstance(outputs, Value)
         return Scored(outputs, labels[:, :, 1:], labels[:, :, 0], head_in(forward))
+
+
+def with_own(found: Mapping[str, Metric], of_rows: Mapping[str, Metric]) -> dict[str, Metric]:
+    """The metrics, in validation and tests with these in their places: of all rows at once, which can be resampled."""
+    for name, metric in of_rows.items():
+        metric.in_training = found[name].of_training
+    return {**found, **of_rows}
 
 
 def head_in(forward: Forward) -> Head:

@@ -37,7 +37,8 @@ STATE = table({"digest": text})  # of a checkpoint
 TOKENS = 512  # of a micro-batch, about
 LOGITS = 1 << 22  # numbers that the logits of a block may be
 FILE = "teacher.npy"  # of a run's folder
-_ROWS = 64  # of the data, written or read at a time
+_PART = 1 << 20  # bytes of labels that are written or read at a time
+_SORTED = 1 << 14  # numbers of soft labels that are sorted at a time
 _FARTHEST = -1e4  # least log-probability that is stored
 
 
@@ -93,6 +94,7 @@ class SoftLabels(ComputedLabels):
             + sum(-(-plan.bytecode.scratch_bytes * threads // HUGE) * HUGE for plan in plans)
             + STEP_BYTES * sum(len(plan.order.steps) for plan in plans)
             + 4 * 4 * self._block(row_tokens) * self.classes  # copies of a block's logits
+            + 2 * 4 * self._rows(row_tokens) * row_tokens * self.objective.computed + 2 * _PART  # and of the labels
         )  # fmt: skip
 
     def _compiled(self, row_tokens: int, options: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -129,6 +131,7 @@ class SoftLabels(ComputedLabels):
         assert labels is not None and self.teacher is not None
         length = data.data.shape[2]
         size, block = self._rows(length), self._block(length)
+        rows = max(1, _SORTED // self.objective.top_k)
         release_arena()  # pages of the training's steps, which were compiled before
         states, head = self._compiled(length, self.options)
 
@@ -145,7 +148,8 @@ class SoftLabels(ComputedLabels):
                     assert self.teacher is not None
                     cause = bad_tensor(self.teacher, None) or f"{self.teacher.path} gives logits that are not"
                     raise NonFiniteError(f"{what} is not finite: {cause}")
-                found[places] = likeliest(log_p, self.objective.top_k)
+                for at in range(0, len(places), rows):
+                    found[places[at : at + rows]] = likeliest(log_p[at : at + rows], self.objective.top_k)
             return found.reshape(stop - start, length, -1)
 
         compute_rows(out, size, compute, ranks, on_progress)
@@ -198,10 +202,10 @@ class SoftLabels(ComputedLabels):
                 log.warning(f"soft labels: {problem}; the teacher computes them again")
             self.complete(self.data, self.ranks)
         elif self.ranks is not None:
-            for start in range(0, self.data.n, _ROWS):
-                part = np.ascontiguousarray(columns[start : start + _ROWS])
+            for columns, _ in self._parts():
+                part = np.ascontiguousarray(columns)
                 self.ranks.broadcast(part)
-                columns[start : start + _ROWS] = part
+                columns[...] = part
         self.digest = self._digest()
         if self.digest != digest:
             need = "need the same teacher, processor and settings, or --overwrite (overwrite=True) to start anew"
@@ -216,8 +220,9 @@ class SoftLabels(ComputedLabels):
         """(view of the columns of some rows, places of these that count)."""
         assert self.data.labels is not None
         columns = self.columns_of(self.data)
-        for start in range(0, self.data.n, _ROWS):
-            yield columns[start : start + _ROWS], self.data.labels[start : start + _ROWS, :, 0] != IGNORED
+        rows = max(1, _PART // (4 * math.prod(columns.shape[1:])))
+        for start in range(0, self.data.n, rows):
+            yield columns[start : start + rows], self.data.labels[start : start + rows, :, 0] != IGNORED
 
     def _digest(self) -> str:
         found = hashlib.sha256()

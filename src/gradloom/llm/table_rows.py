@@ -19,8 +19,9 @@ import numpy as np
 
 from ..base.errors import DataError, FileError
 from ..base.extras import optional
+from ..data.reading.cell_rules import UTF_8
 from .data_files import PARQUET
-from .json_rows import BadRow, Row, RowReader, in_memory
+from .json_rows import BadRow, FileRows, Row, RowReader, in_memory, not_of_encoding
 from .sample_lines import keys_of
 
 _ROWS = 256  # converted at once
@@ -36,26 +37,25 @@ _NO_VALUES = ("NAType", "NaTType")  # types of pandas
 class CsvRows(RowReader):
     """The lines of a .csv or .tsv (.gz) below its header; all cells are texts.
 
-    Raises SettingError for an encoding that is not known; DataError for bytes that are not of it, a header without
-    names, and malformed quotes.
+    encoding: its name, by default UTF-8. Raises DataError for bytes that are not of it, a header without names, and
+    malformed quotes.
     """
 
     has_cells = True
 
     def __init__(self, path: str, encoding: str | None = None) -> None:
         super().__init__(path, "line")
-        self.encoding = encoding or "utf-8-sig"
+        self.encoding = encoding
 
     def __iter__(self) -> Iterator[Row]:
-        path, encoding = self.name, self.encoding
+        path, encoding = self.name, "utf-8-sig" if self.encoding in (None, UTF_8) else self.encoding
         try:
             with opened(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
                 yield from self._rows(text)
-        except UnicodeDecodeError:
-            shown = f"{path}: byte {_first_bad_byte(path, encoding)} is not {encoding.removesuffix('-sig')}"
-            raise DataError(f"{shown}; need {{encoding}}", encoding=...) from None
-        except LookupError:
-            raise DataError(f"{path}: the encoding {encoding!r:.60} is not known", setting="encoding") from None
+        except UnicodeDecodeError as error:
+            raise not_of_encoding(path, _first_bad_byte(path, encoding), self.encoding, error.reason) from None
+        except UnicodeError as error:  # UTF-16 without the mark of its order
+            raise not_of_encoding(path, 0, self.encoding, str(error)) from None
         except (EOFError, zlib.error):
             raise FileError(f"{path}: is truncated or damaged; fetch it again") from None
 
@@ -227,8 +227,15 @@ class MemoryRows(RowReader):
     """A list of dicts, or a table: of pyarrow, a DataFrame of pandas or polars, or a Dataset of Hugging Face."""
 
     def __init__(self, data: Any) -> None:
-        super().__init__("data", "sample")
+        if isinstance(data, FileRows):
+            super().__init__(data.reader.name, data.reader.unit)
+            self.may_skip = False  # each row of the file has its result
+        else:
+            super().__init__("data", "sample")
         self.data = data
+
+    def where(self, number: int) -> str:
+        return self.data.where(number) if isinstance(self.data, FileRows) else super().where(number)
 
     def __iter__(self) -> Iterator[Row]:
         return enumerate(self._each(), 1)

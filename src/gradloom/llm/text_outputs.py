@@ -13,7 +13,7 @@ from ..graph.leaves import input as input_value
 from ..graph.value import Value
 from ..run.compile import compile as compile_program
 from .computed_labels import compute_rows, padded_rows
-from .json_rows import BadRow, is_samples
+from .json_rows import BadRow, FileRows, is_samples
 from .not_finite import not_finite
 from .objective import Forward, Objective
 from .row_readers import reader_of
@@ -47,7 +47,11 @@ def texts_as_rows(texts: Any, key: str, where: str) -> list[Any]:
             given.append(row)
     if not is_samples(given) or not len(given):
         raise SettingError(f"{where}: texts is {given!r:.60}; need a text, a list of texts, or a list of dicts")
-    return [{key: one} for one in given] if all(isinstance(one, str) for one in given) else list(given)
+    return [{key: one} for one in given] if all(isinstance(one, str) for one in given) else _as_list(given)
+
+
+def _as_list(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else list(given)
 
 
 def outputs_of(
@@ -88,7 +92,8 @@ def _packed(
     if len(samples) < len(rows):
         count, key = len(rows) - len(samples), reading.get("text_key") or "text"
         first = next((i + 1 for i, row in enumerate(rows) if row.get(key) == ""), None)
-        at = "" if first is None else f", the first one is text {first}"
+        place = rows.where(first) if isinstance(rows, FileRows) and first is not None else f"text {first}"
+        at = "" if first is None else f", the first one is {place}"
         raise DataError(f"{where}: {count} of {len(rows)} texts are empty{at}; need at least one token in each")
     longest = int(np.diff(samples.starts).max())
     data = pack(samples, min(limit, max(longest, CONTEXT)) if context is None else context, last=True)

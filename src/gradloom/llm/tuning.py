@@ -33,18 +33,21 @@ from ..plan.schedule import Schedule
 from ..runs.saver import Saver
 from ..train.arguments import check_batch, check_options, with_backend
 from ..train.batch_loss import BatchLoss
-from ..train.metrics import Measures, Metric
+from ..train.metric import Metric
+from ..train.metrics import Measures
 from ..train.outputs import Outputs
 from ..train.source import RowSource
 from ..train.trainer import Trainer
+from ..train.watching import watching_of
 from .gpu_layers import GpuLayers, placed_options
-from .lora import LoRA, TrainedTensors
+from .lora import LoRA
 from .model import Adapter, Model
 from .objective import Forward, Objective
 from .objectives import objective_of
 from .reference import Reference
 from .sample_texts import EVERY, TOKENS, TextSampler, prompts_of
 from .soft_labels import SoftLabels
+from .trained_tensors import TrainedTensors
 
 MICRO_TOKENS = 512  # of a micro-batch, about: enough for the matrix products to be fast
 
@@ -334,6 +337,7 @@ class Tuning:
             **values_of(settings, StepOptions), **options,
         )  # fmt: skip
         self.trainer.options["memory"] = limit
+        self.trainer.driver.watching = watching_of("finetune", settings, job.ranks)
         self.metrics = self._metrics()
         self.computed = computed_labels(job, self.forward, self.micro_batch_size, self.trainer.options)
 
@@ -387,7 +391,7 @@ class Tuning:
         """All programs that were compiled so far."""
         sampled = [] if self.sampler is None else self.sampler.generator.programs.values()
         computed = [] if self.computed is None else self.computed.runs
-        return [*(step.run for step in self.trainer.compiled), *sampled, *computed]
+        return [*self.trainer.runs, *sampled, *computed]
 
     @property
     def plans(self) -> list[Plan | Schedule]:

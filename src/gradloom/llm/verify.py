@@ -17,17 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, need_path
 from ..base.errors import GradloomError, NonFiniteError, SettingError, one_line
 from ..base.habits import hinted
 from ..base.hooks import device_backends
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches, switches
+from ..files.targets import check_target
 from ..graph.graph import storage_leaf, update_target, view_base, written
 from ..graph.value import Node, describe
 from ..plan.plan import Plan
 from ..run.backend import backend, check_effect, has_kernel, plan_for
-from ..run.walk import Definition, Judged, Stepped, Walk, distance, first_difference, judge
+from ..run.replay import defined
+from ..run.walk import Definition, Judged, Stepped, distance, first_difference, judge, walk_on
+from ..runs.capsules import Builder, save
 from ..step.step import random_settings
 from ..transform.passes import rewrite
 from ..transform.program import Program, gather
@@ -76,6 +79,7 @@ class Verification:
     unshared_bytes: int
     loss: float = float("nan")  # per token, or per sample
     checks: list[Check] = field(default_factory=list)
+    capsule: str | None = None  # the file of the step, where a check failed and one was asked for
 
     @property
     def agrees(self) -> bool:
@@ -98,15 +102,17 @@ def verify(
     precision: str | None = None,
     flush: bool | None = None,
     device: str = "cpu",
+    capsule: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Verification:
     """Verify one training step: the first of finetune.Run with these settings and without validation rows.
 
     model, adapter: objects, or the paths of their files. context: tokens per row, by default 64 (for TokenData, their
     own); batch_size: rows. reference=False skips float64. on_check is called with each Check, on_progress with (nodes
-    compared with float64, all nodes). device: "cpu", "gpu" or "gpu:1", for the step. If an adapter's second matrices
-    are all 0, as in a new adapter, they are replaced by small numbers for the step: otherwise the gradients of the
-    first matrices would be 0.
+    compared with float64, all nodes). device: "cpu", "gpu" or "gpu:1", for the step. capsule: a file; where a check
+    fails, the step is saved there (gl.replay holds its instructions against their definitions). If an adapter's
+    second matrices are all 0, as in a new adapter, they are replaced by small numbers for the step: otherwise the
+    gradients of the first matrices would be 0.
     Raises SettingError if there is not enough memory, BackendError if there is no such device.
     """
     refuse_settings(settings, "verify", NO_EFFECT)
@@ -119,6 +125,9 @@ def verify(
         raise SettingError(setting="device", seen=device, need="'cpu', 'gpu' or 'gpu:1'", place="verify")
     check_effect("verify", [device], {"isa": isa, "flush": flush})
     backend(device, chosen)  # for its error, before anything is read
+    if capsule is not None:
+        need_path(capsule, "verify", "capsule")
+        check_target(capsule)
     model = model_of(model, "verify")
     reference = as_bool("reference", reference)
     if context is None and (isinstance(data, (str, os.PathLike)) or is_samples(data)):
@@ -146,6 +155,8 @@ def verify(
             verifier.against_cpu()
         if reference:
             verifier.against_float64(on_progress)
+        if capsule is not None and not verifier.result.agrees:
+            verifier.save(capsule)
     finally:
         verifier.restore()
     return verifier.result
@@ -192,7 +203,7 @@ class _Verifier:
     def walk(self, program: Program | None = None, device: str = "", **ways: Any) -> Stepped:
         """A new walk over the program, before its first step. device: instead of the verified one."""
         options = {"isa": self.chosen.isa, "threads": self.chosen.threads, "flush": self.chosen.flush} | ways
-        walk = _walk(program or self.program, Switches(**options), device or self.device)
+        walk = walk_on(program or self.program, Switches(**options), device or self.device)
         walk.begin({}, self.numbers)
         return walk
 
@@ -211,6 +222,16 @@ class _Verifier:
         """Restore the stored arrays to the values that the caller had."""
         for stored, array in self.held.items():
             stored.write(array)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the step as a capsule whose results are the definitions, with the arrays as they are before it."""
+        self.rewind()
+        built = Builder(self.device, self.chosen, "", model=self.run.model.path)
+        built.rows = 0, self.run.batch_size
+        program = gather(self.step.outputs, self.step.updates)
+        built.add(program, {}, self.numbers)
+        save(path, defined(built.finished(runs=False), self.chosen, self.device))
+        self.result.capsule = os.fspath(path)
 
     def add(self, check: Check) -> None:
         self.result.checks.append(check)
@@ -353,15 +374,6 @@ class _Verifier:
         names = names if len(names) == len(values) - 2 else [v.node.label for v in values[2:]]
         names_of = {view_base(values[0]): "the loss"}
         return names_of | {view_base(v): name for v, name in zip(values[2:], names, strict=True)}
-
-
-def _walk(program: Program, chosen: Switches, device: str) -> Stepped:
-    """A walk on a device."""
-    if device == "cpu":
-        return Walk(program, chosen)
-    from ..gpu.walk import GpuWalk  # imported for GPUs only
-
-    return GpuWalk(program, chosen, device)
 
 
 def _called(node: Node) -> str:

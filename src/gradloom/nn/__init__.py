@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..base.habits import missing_name
+from .activations import ELU, GLU, Hardsigmoid, Hardswish, Identity, LeakyReLU, LogSoftmax, Mish, PReLU, Softplus
 from .attention import MultiheadAttention
+from .containers import ModuleDict, ModuleList, Residual
+from .convs import Conv1d, ConvTranspose1d, ConvTranspose2d
 from .ensemble import Ensemble, MemberLinear, Periodic
+from .images import AdaptiveAvgPool2d, AdaptiveMaxPool2d, Dropout2d, GroupNorm, InstanceNorm, Upsample
 from .layers import (
     GELU,
     AvgPool2d,
@@ -19,6 +23,7 @@ from .layers import (
     LayerNorm,
     Linear,
     MaxPool2d,
+    Permute,
     ReLU,
     RMSNorm,
     Sequential,
@@ -27,35 +32,68 @@ from .layers import (
     Softmax,
     Standardize,
     Tanh,
+    Unflatten,
 )
 from .module import Module
+from .recurrent import GRU, LSTM, RNN
 from .stacked import stacked
+from .transformer import PositionalEncoding, TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [
+    "ELU",
     "GELU",
+    "GLU",
+    "GRU",
+    "LSTM",
+    "RNN",
+    "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool2d",
     "AvgPool2d",
     "BatchNorm",
+    "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
     "Dropout",
+    "Dropout2d",
     "Embedding",
     "Ensemble",
     "Flatten",
+    "GroupNorm",
+    "Hardsigmoid",
+    "Hardswish",
     "HiddenDropout",
+    "Identity",
+    "InstanceNorm",
     "LayerNorm",
+    "LeakyReLU",
     "Linear",
+    "LogSoftmax",
     "MaxPool2d",
     "MemberLinear",
+    "Mish",
     "Module",
+    "ModuleDict",
+    "ModuleList",
     "MultiheadAttention",
+    "PReLU",
     "Periodic",
+    "Permute",
+    "PositionalEncoding",
     "RMSNorm",
     "ReLU",
+    "Residual",
     "Sequential",
     "SiLU",
     "Sigmoid",
     "Softmax",
+    "Softplus",
     "Standardize",
     "Tanh",
+    "TransformerDecoderLayer",
+    "TransformerEncoderLayer",
+    "Unflatten",
+    "Upsample",
     "stacked",
 ]
 

@@ -83,12 +83,20 @@ class MultiheadAttention(Module):
             "window": self.window, "softcap": self.softcap,
         }  # fmt: skip
 
-    def forward(self, q: Value, k: Value | None = None, v: Value | None = None, mask: object | None = None) -> Value:
+    def forward(
+        self,
+        q: Value,
+        k: Value | None = None,
+        v: Value | None = None,
+        mask: object | None = None,
+        key_padding_mask: object | None = None,
+    ) -> Value:
         """q [B, T, features], k and v [B, S, features] -> [B, T, features].
 
         k is q when it is not given (self-attention), v is k. mask [T, S], [B, T, S] or [B, heads, T, S], each extent
         possibly 1: of bools (or u8), true hides a key, as in PyTorch's layer of this name, and a query from which all
-        keys are hidden gets 0 from them; of floats, it is added to the scaled scores.
+        keys are hidden gets 0 from them; of floats, it is added to the scaled scores. key_padding_mask [B, S] is such a
+        mask for all queries and heads of a row.
         Raises ShapeError for other shapes, DTypeError for masks of other types.
         """
         if k is None and v is not None:
@@ -104,7 +112,7 @@ class MultiheadAttention(Module):
         values = self.value(v).reshape(b, s, groups, depth)
         scale = 1 / math.sqrt(depth)
         dropping = self.training and self.dropout.rate > 0
-        if self.causal and mask is None and not dropping:
+        if self.causal and mask is None and key_padding_mask is None and not dropping:
             y, _ = ops.attention(
                 queries, keys, values, _counted(b, t), scale=scale, window=self.window, softcap=self.softcap
             )
@@ -114,7 +122,7 @@ class MultiheadAttention(Module):
         scores = ops.matmul(
             queries.transpose(0, 2, 1, 3).reshape(b, groups, rows, depth), keys.transpose(0, 2, 3, 1)
         ).reshape(b, heads, t, s)
-        weights = self.dropout(self._softmax(scores, mask, scale))
+        weights = self.dropout(self._softmax(scores, mask, key_padding_mask, scale))
         y = ops.matmul(weights.reshape(b, groups, rows, s), values.transpose(0, 2, 1, 3))
         return self.out(y.reshape(b, heads, t, depth).transpose(0, 2, 1, 3).reshape(b, t, self.features))
 
@@ -133,27 +141,27 @@ class MultiheadAttention(Module):
                 "or causal=False and a mask"
             )
 
-    def _softmax(self, scores: Value, mask: object | None, scale: float) -> Value:
+    def _softmax(self, scores: Value, mask: object | None, key_padding_mask: object | None, scale: float) -> Value:
         """Weights [B, heads, T, S] of the keys."""
-        t, s = scores.shape[2:]
+        b, _, t, s = scores.shape
         if self.softcap is not None:
             scores, scale = ops.tanh(scores * (scale / self.softcap)) * self.softcap, 1.0
-        if mask is None:
-            return ops.softmax(scores, mask=_unseen(t, self.window, "f32") if self.causal else None, scale=scale)
-        given = _as_mask(mask)
-        wide = given.shape[:1] + (1,) + given.shape[1:] if given.ndim == 3 else (1,) * (4 - given.ndim) + given.shape
-        if given.ndim not in (2, 3, 4) or any(m not in (1, n) for m, n in zip(wide, scores.shape, strict=True)):
-            need = f"[{t}, {s}], [{scores.shape[0]}, {t}, {s}] or {list(scores.shape)}"
-            raise ShapeError(f"MultiheadAttention: mask is {describe(given)}; need {need}, each extent possibly 1")
-        given = given if given.shape == wide else given.reshape(wide)
-        if given.dtype is f32:
-            added = given + _unseen(t, self.window, "f32") if self.causal else given
-            return ops.softmax(scores, mask=added, scale=scale)
-        hidden = [given, _unseen(t, self.window, "u8")] if self.causal else [given]
+        given = []
+        if mask is not None:
+            need = f"[{t}, {s}], [{b}, {t}, {s}] or {list(scores.shape)}, each extent possibly 1"
+            given.append(_as_mask("mask", mask, scores, (2, 3, 4), need))
+        if key_padding_mask is not None:
+            given.append(_as_mask("key_padding_mask", key_padding_mask, scores, (), f"[{b}, {s}]"))
+        hidden, added = ([one for one in given if one.dtype is kind] for kind in (u8, f32))
+        if self.causal:
+            (hidden if hidden else added).append(_unseen(t, self.window, "u8" if hidden else "f32"))
+        total = None
+        for one in added:
+            total = one if total is None else total + one
         # Of a row that is hidden whole, -inf would make 0/0; a finite number makes any weights, and they are taken out.
         for one in hidden:
             scores = ops.mask(scores, one, -1e30)
-        weights = ops.softmax(scores, scale=scale)
+        weights = ops.softmax(scores, mask=total, scale=scale)
         for one in hidden:
             weights = ops.mask(weights, one, 0.0)
         return weights
@@ -168,11 +176,22 @@ def _projection(n_in: int, n_out: int, bias: bool) -> Linear:
     return made
 
 
-def _as_mask(mask: object) -> Value:
-    given = mask if isinstance(mask, Value) else as_value(as_array("attention: mask", mask))
+def _as_mask(name: str, mask: object, scores: Value, ranks: tuple[int, ...], need: str) -> Value:
+    """A mask with the axes of scores [B, heads, T, S]. ranks: those allowed; none: it must be [B, S]."""
+    given = mask if isinstance(mask, Value) else as_value(as_array(f"attention: {name}", mask))
     if given.dtype not in (u8, f32):
-        raise DTypeError(f"MultiheadAttention: mask is {describe(given)}; need bools (true hides a key) or floats")
-    return given
+        raise DTypeError(f"MultiheadAttention: {name} is {describe(given)}; need bools (true hides a key) or floats")
+    b, _, _, s = scores.shape
+    shape = given.shape
+    wide: tuple[int, ...] = (b, 1, 1, s)
+    if not ranks:
+        fits = shape == (b, s)
+    else:
+        wide = shape[:1] + (1,) + shape[1:] if given.ndim == 3 else (1,) * (4 - given.ndim) + shape
+        fits = given.ndim in ranks and all(m in (1, n) for m, n in zip(wide, scores.shape, strict=True))
+    if not fits:
+        raise ShapeError(f"MultiheadAttention: {name} is {describe(given)}; need {need}")
+    return given if given.shape == wide else given.reshape(wide)
 
 
 @lru_cache(maxsize=16)

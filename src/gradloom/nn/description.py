@@ -21,8 +21,13 @@ from ..base.described import Described
 from ..base.errors import DataError, GradloomError, GraphError, one_line
 from ..graph.leaves import Parameter
 from ..graph.value import describe
+from ..ops.resize import MODES
+from .activations import ELU, GLU, Hardsigmoid, Hardswish, Identity, LeakyReLU, LogSoftmax, Mish, PReLU, Softplus
 from .attention import MultiheadAttention
+from .containers import ModuleDict, ModuleList, Residual
+from .convs import Conv1d, ConvTranspose1d, ConvTranspose2d
 from .ensemble import AVERAGES, Ensemble, MemberLinear, Periodic
+from .images import AdaptiveAvgPool2d, AdaptiveMaxPool2d, Dropout2d, GroupNorm, InstanceNorm, Upsample
 from .layers import (
     ACTIVATIONS,
     GELU,
@@ -32,10 +37,12 @@ from .layers import (
     Dropout,
     Embedding,
     Flatten,
+    Held,
     HiddenDropout,
     LayerNorm,
     Linear,
     MaxPool2d,
+    Permute,
     ReLU,
     RMSNorm,
     Sequential,
@@ -44,9 +51,12 @@ from .layers import (
     Softmax,
     Standardize,
     Tanh,
+    Unflatten,
 )
 from .module import Module
+from .recurrent import GRU, LSTM, NONLINEARITIES, RNN
 from .shown import own_parameters
+from .transformer import PositionalEncoding, TransformerDecoderLayer, TransformerEncoderLayer
 
 MOST_LAYERS, DEEPEST = 1 << 12, 50
 
@@ -63,45 +73,108 @@ def _pair(least: int) -> Callable[[Described, str], tuple[int, int]]:
     return read
 
 
-def _padding(described: Described, key: str) -> tuple[int, int] | str:
-    return described.text(key, ("same",)) if described.is_text(key) else _pair(0)(described, key)
+def _padding(of_images: bool) -> Callable[[Described, str], Any]:
+    def read(described: Described, key: str) -> Any:
+        if described.is_text(key):
+            return described.text(key, ("same",))
+        return _pair(0)(described, key) if of_images else described.whole(key, 0)
+
+    return read
 
 
 def _size(described: Described, key: str) -> int:
     return described.whole(key, 1)
 
 
+def _whole(described: Described, key: str) -> int:
+    return described.whole(key, -(1 << 31))
+
+
+def _count(described: Described, key: str) -> int:
+    return described.whole(key, 0)
+
+
+def _activation(described: Described, key: str) -> str:
+    return described.text(key, tuple(ACTIVATIONS))
+
+
+def _conv(extent: Callable[[Described, str], Any], **padding: Callable[[Described, str], Any]) -> dict[str, Any]:
+    """The arguments of a convolution: kernel, stride and dilation are read as `extent`."""
+    return {
+        "channels_in": _size, "channels_out": _size, "kernel": extent, "stride": extent, **padding, "dilation": extent,
+        "activation": _activation, "bias": _flag, "groups": _size,
+    }  # fmt: skip
+
+
 _number, _flag = Described.number, Described.flag
+_PAIRS = ("kernel", "stride", "padding", "output_padding", "dilation", "size", "output_size")
 _POOL = {"kernel": _pair(1), "stride": _pair(1), "padding": _pair(0)}
+
+_RECURRENT: dict[str, Callable[[Described, str], Any]] = {
+    "input_size": _size, "hidden_size": _size, "num_layers": _size, "bias": _flag, "batch_first": _flag,
+    "dropout": _number, "bidirectional": _flag,
+}  # fmt: skip
+_TRANSFORMER: dict[str, Callable[[Described, str], Any]] = {
+    "features": _size, "heads": _size, "hidden": _size, "dropout": _number, "activation": _activation, "eps": _number,
+    "norm_first": _flag, "causal": _flag,
+}  # fmt: skip
 
 # Layer -> its arguments, in the constructor's order, with the reader of each from a description
 _LAYERS: dict[type[Module], dict[str, Callable[[Described, str], Any]]] = {
-    Linear: {"n_in": _size, "n_out": _size, "activation": lambda s, k: s.text(k, tuple(ACTIVATIONS)), "bias": _flag},
-    Conv2d: {
-        "channels_in": _size, "channels_out": _size, "kernel": _pair(1), "stride": _pair(1), "padding": _padding,
-        "dilation": _pair(1), "activation": lambda s, k: s.text(k, tuple(ACTIVATIONS)), "bias": _flag,
-    },
+    Linear: {"n_in": _size, "n_out": _size, "activation": _activation, "bias": _flag},
+    Conv2d: _conv(_pair(1), padding=_padding(of_images=True)),
+    Conv1d: _conv(_size, padding=_padding(of_images=False)),
+    ConvTranspose2d: _conv(_pair(1), padding=_pair(0), output_padding=_pair(0)),
+    ConvTranspose1d: _conv(_size, padding=_count, output_padding=_count),
     MaxPool2d: _POOL,
     AvgPool2d: _POOL,
     BatchNorm: {"channels": _size, "eps": _number, "momentum": _number},
     LayerNorm: {"features": _size, "eps": _number},
     RMSNorm: {"features": _size, "eps": _number},
+    GroupNorm: {"groups": _size, "channels": _size, "eps": _number, "affine": _flag},
+    InstanceNorm: {"channels": _size, "eps": _number, "affine": _flag},
+    AdaptiveAvgPool2d: {"output_size": _pair(1)},
+    AdaptiveMaxPool2d: {"output_size": _pair(1)},
+    Upsample: {
+        "size": _pair(1), "scale_factor": lambda s, k: s.numbers(k, positive=True),
+        "mode": lambda s, k: s.text(k, MODES), "align_corners": _flag,
+    },
     Dropout: {"rate": _number},
+    Dropout2d: {"rate": _number},
     HiddenDropout: {"rate": _number},
+    Unflatten: {"dim": lambda s, k: s.whole(k, 0), "unflattened_size": lambda s, k: s.wholes(k, 1)},
+    Permute: {"dims": lambda s, k: s.wholes(k, 0)},
     Embedding: {"count": _size, "features": _size},
     MemberLinear: {
-        "members": _size, "n_in": _size, "n_out": _size, "activation": lambda s, k: s.text(k, tuple(ACTIVATIONS)),
+        "members": _size, "n_in": _size, "n_out": _size, "activation": _activation,
     },
     Periodic: {
         "n_in": _size, "columns": lambda s, k: s.wholes(k, 0), "frequencies": _size, "width": _size, "scale": _number,
         "members": _size,
     },
-    Ensemble: {"average": lambda s, k: s.text(k, AVERAGES), "dropout": _number, "shortcut": _size},
+    Ensemble: {
+        "average": lambda s, k: s.text(k, AVERAGES), "dropout": _number, "shortcut": _size,
+        "heads": lambda s, k: s.wholes(k, 1),
+    },
     MultiheadAttention: {
         "features": _size, "heads": _size, "kv_heads": _size, "bias": _flag, "dropout": _number, "causal": _flag,
         "window": _size, "softcap": _number,
     },
-    **{one: {} for one in (Sequential, Standardize, Flatten, ReLU, GELU, SiLU, Sigmoid, Tanh, Softmax)},
+    RNN: _RECURRENT | {"nonlinearity": lambda s, k: s.text(k, tuple(NONLINEARITIES))},
+    LSTM: _RECURRENT,
+    GRU: _RECURRENT,
+    TransformerEncoderLayer: _TRANSFORMER,
+    TransformerDecoderLayer: _TRANSFORMER,
+    PositionalEncoding: {"features": _size},
+    LeakyReLU: {"slope": _number},
+    PReLU: {"count": _size, "init": _number},
+    ELU: {"alpha": _number},
+    Softplus: {"beta": _number},
+    Softmax: {"axis": _whole},
+    LogSoftmax: {"axis": _whole},
+    GLU: {"axis": _whole},
+    **{one: {} for one in (Sequential, ModuleList, ModuleDict, Residual, Standardize, Flatten, Identity)},
+    **{one: {} for one in (ReLU, GELU, SiLU, Sigmoid, Tanh, Mish, Hardswish, Hardsigmoid)},
 }  # fmt: skip
 _NAMES = {one.__name__: one for one in _LAYERS}
 
@@ -148,10 +221,18 @@ def _layer(module: Module, path: str, places: dict[Module, str], depth: int) -> 
     if depth > DEEPEST or len(places) > MOST_LAYERS:
         raise GraphError(f"{len(places):,} layers, or {depth} inside one another, are too many")
     made = {"layer": kind.__name__, **_arguments(module, what)}
-    if isinstance(module, Sequential):
-        inside = ((f"{path}.{i}".lstrip("."), one) for i, one in enumerate(module.layers))
+    if isinstance(module, Held):
+        inside = ((f"{path}.{name}".lstrip("."), one) for name, one in _inside(module))
         made["layers"] = [_layer(one, place, places, depth + 1) for place, one in inside]
+    if isinstance(module, ModuleDict):
+        made["names"] = list(module.layers)
     return made | ({} if module.training else {"eval": True})
+
+
+def _inside(module: Held) -> list[tuple[str, Module]]:
+    """(name, module) of those that a container was given."""
+    pairs = module.layers.items() if isinstance(module.layers, dict) else enumerate(module.layers)
+    return [(str(name), one) for name, one in pairs]
 
 
 def _arguments(module: Module, what: str) -> dict[str, Any]:
@@ -160,13 +241,15 @@ def _arguments(module: Module, what: str) -> dict[str, Any]:
     for name, value in module.arguments().items():
         if value is None:
             continue
-        if name in ("kernel", "stride", "padding", "dilation") and value != "same":
+        if name in _PAIRS and not isinstance(module, (Conv1d, ConvTranspose1d)) and value != "same":
             numbers = [value, value] if isinstance(value, Integral) else list(value)
             if not all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers):
                 raise GraphError(f"{what}: {name} is {one_line(value)}; need whole numbers")
             made[name] = [int(n) for n in numbers]
-        elif name == "columns":
+        elif isinstance(value, list) or name in ("dims", "unflattened_size"):  # of whole numbers
             made[name] = list(value)
+        elif name == "scale_factor":
+            made[name] = [float(value)] * 2 if isinstance(value, Real) else [float(one) for one in value]
         elif isinstance(value, (bool, np.bool_)):
             made[name] = bool(value)
         elif isinstance(value, (str, Integral)):
@@ -284,22 +367,32 @@ class _Builder:
         given = {name: read(described, name) for name, read in _LAYERS[kind].items() if described.has(name)}
         is_eval = described.has("eval") and described.flag("eval")
         layers: list[Any] = []
-        if issubclass(kind, Sequential):
-            inside = enumerate(described.parts("layers"))
-            layers = [self.layer(one, f"{path}.{i}".lstrip("."), depth + 1) for i, one in inside]
+        is_container = issubclass(kind, Held)
+        if is_container:
+            parts = described.parts("layers")
+            names = described.texts("names") if kind is ModuleDict else [str(i) for i in range(len(parts))]
+            if len(names) != len(parts):
+                raise DataError(f"{path}: {len(parts)} layers, {len(names)} names; need one for each")
+            inside = zip(names, parts, strict=True)
+            layers = [self.layer(one, f"{path}.{name}".lstrip("."), depth + 1) for name, one in inside]
+            if kind is ModuleDict:
+                layers = [dict(zip(names, layers, strict=True))]
+            elif kind is ModuleList:
+                layers = [layers]
         elif kind is Standardize:
             mean, std = (self._shape(f"{path}.{name}".lstrip(".")) for name in ("mean", "scale"))
             layers = [np.zeros(mean, np.float32), np.ones(std, np.float32)]
         module = self._made(kind, layers, given, path)
         described.end()
-        for name, parameter in _held(module).items() if not layers or kind is Standardize else ():
+        for name, parameter in _held(module).items() if not is_container else ():
             place = f"{path}.{name}".lstrip(".")
             if place not in self.ties:
                 _check_array(place, parameter, self.shapes)
         if is_eval:
             module.training = False
-            for name, one in module.children():
-                if not name.isdecimal():  # of a layer's own making
+            of_user = {one for _, one in _inside(module)} if isinstance(module, Held) else set()
+            for _, one in module.children():
+                if one not in of_user:  # of a layer's own making
                     one.eval()
         self.made[path] = module
         return module

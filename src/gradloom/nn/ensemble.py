@@ -120,13 +120,16 @@ class Ensemble(Sequential):
     dropout: the share of the outputs of each MemberLinear but the last that a step of training leaves out.
     shortcut: the features of a row, [rows, shortcut], of which each member adds a linear function to its outputs; None:
     it does not. So the linear part is learned at once, and the layers learn the rest.
+    heads: numbers of consecutive outputs that are one head each, for average="probabilities": of two and more logits
+    probabilities are averaged, of one the output itself; None: all outputs are the logits of one head.
     Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles"
     (arXiv 1612.01474).
     """
 
     def __init__(
-        self, *layers: Module, average: str = "probabilities", dropout: float = 0.0, shortcut: int | None = None
-    ) -> None:
+        self, *layers: Module, average: str = "probabilities", dropout: float = 0.0, shortcut: int | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(*layers)
         if average not in AVERAGES:
             raise SettingError(setting="average", seen=average, need=f"one of {', '.join(AVERAGES)}", place="Ensemble")
@@ -139,6 +142,11 @@ class Ensemble(Sequential):
         self.average, self.dropout = average, Dropout(dropout)
         members, _, outputs = layers[-1].weight.shape
         self.shortcut = None if shortcut is None else MemberLinear(members, shortcut, outputs)
+        self.heads = None if heads is None else tuple(int(width) for width in heads)
+        is_split = self.heads is None or (min(self.heads, default=0) > 0 and sum(self.heads) == outputs)
+        if not is_split or (self.heads is not None and average != "probabilities"):
+            need = f"numbers above 0 that add up to the {outputs} outputs, with average='probabilities'"
+            raise SettingError(setting="heads", seen=list(self.heads or ()), need=need, place="Ensemble")
 
     @property
     def members(self) -> int:
@@ -153,7 +161,8 @@ class Ensemble(Sequential):
 
     def arguments(self) -> dict[str, Any]:
         features = None if self.shortcut is None else self.shortcut.weight.shape[1]
-        return {"average": self.average, "dropout": self.dropout.rate, "shortcut": features}
+        heads = None if self.heads is None else list(self.heads)
+        return {"average": self.average, "dropout": self.dropout.rate, "shortcut": features, "heads": heads}
 
     def forward(self, x: Value) -> Value:
         each = self.of_each(x)
@@ -181,12 +190,32 @@ class Ensemble(Sequential):
             counted = ops.reshape(counted, (*counted.shape, 1))
         if self.average == "outputs":
             return _mean(each, counted)
-        logs = ops.log_softmax(each, -1)
-        if counted is not None:
-            logs = ops.where(ops.greater(counted, 0.0), logs, _UNLIKELY)
-        most = ops.max(logs, axes=1)
-        shares = ops.exp(logs - ops.reshape(most, (most.shape[0], 1, most.shape[1])))
-        return ops.log(_mean(shares, counted)) + most
+        if self.heads is None:
+            return _mean_of_shares(each, counted)
+        rows, members, _ = each.shape
+        parts, at = [], 0
+        for width, same in itertools.groupby(self.heads):
+            count = len(list(same))
+            part = ops.slice(each, (0, 0, at), (rows, members, at + count * width))
+            at += count * width
+            if width == 1:
+                parts.append(_mean(part, counted))
+            else:
+                heads = ops.reshape(part, (rows, members, count, width))
+                own = None if counted is None else ops.reshape(counted, (rows, members, 1, 1))
+                parts.append(ops.reshape(_mean_of_shares(heads, own), (rows, count * width)))
+        return ops.concat(parts, axis=1)
+
+
+def _mean_of_shares(each: Value, counted: Value | None) -> Value:
+    """The logarithm of the mean probabilities of logits [rows, members, ..., classes] over the members; counted as for
+    _mean, [rows, members, ..., 1]."""
+    logs = ops.log_softmax(each, -1)
+    if counted is not None:
+        logs = ops.where(ops.greater(counted, 0.0), logs, _UNLIKELY)
+    most = ops.max(logs, axes=1)
+    shares = ops.exp(logs - ops.reshape(most, (most.shape[0], 1, *most.shape[1:])))
+    return ops.log(_mean(shares, counted)) + most
 
 
 def _mean(each: Value, counted: Value | None) -> Value:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from .. import ops
-from ..base.arguments import as_bool, as_share
+from ..base.arguments import as_bool, as_share, in_f32
 from ..base.arrays import as_array
 from ..base.errors import GraphError, SettingError, ShapeError
 from ..base.habits import value_hint
@@ -52,11 +53,11 @@ def activation_name(function: Callable[[Value], Value]) -> str | None:
     return next((name for name, known in ACTIVATIONS.items() if known is function), "function")
 
 
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+def pair(value: int | Sequence[int]) -> tuple[int, int]:
     return (int(value), int(value)) if isinstance(value, (int, np.integer)) else (int(value[0]), int(value[1]))
 
 
-def _short(value: Any) -> Any:
+def short_pair(value: Any) -> Any:
     """A pair of equal numbers as the one number; anything else as it is."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return value
@@ -67,6 +68,23 @@ def need_positive(layer: str, **sizes: int) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
             raise ShapeError(f"{layer}: {name}={size!r} is not usable; need a whole number of at least 1")
+
+
+def need_number(layer: str, name: str, value: float, positive: bool = False) -> float:
+    """The value as a float; SettingError unless it is a finite number, above 0 where `positive`."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(in_f32(value))
+    if not is_number or (positive and not in_f32(value) > 0):
+        need = "a number above 0" if positive else "a finite number"
+        raise SettingError(setting=name, seen=value, need=need, place=layer)
+    return float(value)
+
+
+def need_groups(layer: str, channels_in: int, channels_out: int, groups: int) -> None:
+    """ShapeError unless these are whole numbers of at least 1 and the groups divide both channels."""
+    need_positive(layer, channels_in=channels_in, channels_out=channels_out, groups=groups)
+    if channels_in % groups or channels_out % groups:
+        seen = f"groups={groups}, channels_in={channels_in}, channels_out={channels_out}"
+        raise ShapeError(f"{layer}: {seen}; need groups to divide both channels")
 
 
 class Linear(Module):
@@ -95,11 +113,13 @@ class Linear(Module):
 
 
 class Conv2d(Module):
-    """Cross-correlation over [N, C, H, W]: weight [channels_out, channels_in, kh, kw].
+    """Cross-correlation over [N, channels_in, H, W] -> [N, channels_out, OH, OW]: weight [channels_out, channels_in /
+    groups, kh, kw], bias [channels_out].
 
-    padding: a number, a pair or "same".
+    padding: a number, a pair or "same". groups: divide both channels, 1 by default; channels of one group see those of
+    the same one only (channels_in groups: depthwise). ShapeError where they do not divide.
 
-    Initialisation as in PyTorch: U(-b, b) with b = 1/sqrt(channels_in * kh * kw).
+    Initialisation as in PyTorch: U(-b, b) with b = 1/sqrt(channels_in / groups * kh * kw).
     """
 
     def __init__(
@@ -112,25 +132,28 @@ class Conv2d(Module):
         dilation: int | Sequence[int] = 1,
         activation: str | None = None,
         bias: bool = True,
+        groups: int = 1,
     ) -> None:
         super().__init__()
-        need_positive("Conv2d", channels_in=channels_in, channels_out=channels_out)
-        self.kernel, self.stride, self.padding, self.dilation = _pair(kernel), stride, padding, dilation
-        self.act = activation_function(activation)
-        bound = 1 / math.sqrt(channels_in * math.prod(self.kernel))
-        self.weight = self.parameter((channels_out, channels_in, *self.kernel), uniform(bound))
+        need_groups("Conv2d", channels_in, channels_out, groups)
+        self.kernel, self.stride, self.padding, self.dilation = pair(kernel), stride, padding, dilation
+        self.groups, self.act = groups, activation_function(activation)
+        bound = 1 / math.sqrt(channels_in // groups * math.prod(self.kernel))
+        self.weight = self.parameter((channels_out, channels_in // groups, *self.kernel), uniform(bound))
         self.bias = self.parameter((channels_out,), uniform(bound)) if as_bool("bias", bias, "Conv2d") else None
 
     def arguments(self) -> dict[str, Any]:
         channels_out, channels_in = self.weight.shape[:2]
         return {
-            "channels_in": channels_in, "channels_out": channels_out, "kernel": _short(self.weight.shape[2:]),
-            "stride": _short(self.stride), "padding": _short(self.padding), "dilation": _short(self.dilation),
-            "activation": activation_name(self.act), "bias": self.bias is not None,
+            "channels_in": channels_in * self.groups, "channels_out": channels_out,
+            "kernel": short_pair(self.weight.shape[2:]), "stride": short_pair(self.stride),
+            "padding": short_pair(self.padding), "dilation": short_pair(self.dilation),
+            "activation": activation_name(self.act), "bias": self.bias is not None, "groups": self.groups,
         }  # fmt: skip
 
     def forward(self, x: Value) -> Value:
-        return self.act(ops.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation))
+        how = (self.stride, self.padding, self.dilation, self.groups)
+        return self.act(ops.conv2d(x, self.weight, self.bias, *how))
 
 
 class _Pool2d(Module):
@@ -143,7 +166,11 @@ class _Pool2d(Module):
         self.kernel, self.stride, self.padding = kernel, stride, padding
 
     def arguments(self) -> dict[str, Any]:
-        return {"kernel": _short(self.kernel), "stride": _short(self.stride), "padding": _short(self.padding)}
+        return {
+            "kernel": short_pair(self.kernel),
+            "stride": short_pair(self.stride),
+            "padding": short_pair(self.padding),
+        }
 
 
 class MaxPool2d(_Pool2d):
@@ -165,6 +192,41 @@ class Flatten(Module):
 
     def forward(self, x: Value) -> Value:
         return ops.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+
+
+class Unflatten(Module):
+    """Axis `dim` as several axes of `unflattened_size`: [N, a*b] -> [N, a, b] for dim 1. ShapeError where the numbers
+    of elements differ. Arguments as in PyTorch."""
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        super().__init__()
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
+            raise SettingError(setting="dim", seen=dim, need="a whole number of at least 0", place="Unflatten")
+        self.dim, self.sizes = dim, tuple(unflattened_size)
+        need_positive("Unflatten", **{f"unflattened_size[{i}]": size for i, size in enumerate(self.sizes)})
+
+    def arguments(self) -> dict[str, Any]:
+        return {"dim": self.dim, "unflattened_size": self.sizes}
+
+    def forward(self, x: Value) -> Value:
+        return ops.reshape(x, (*x.shape[: self.dim], *self.sizes, *x.shape[self.dim + 1 :]))
+
+
+class Permute(Module):
+    """The axes in another order, the first one included: (0, 3, 1, 2) takes [N, H, W, C] to [N, C, H, W]."""
+
+    def __init__(self, dims: Sequence[int]) -> None:
+        super().__init__()
+        self.dims = tuple(dims)
+        if sorted(self.dims) != list(range(len(self.dims))):
+            need = "each axis once, such as (0, 3, 1, 2)"
+            raise SettingError(setting="dims", seen=self.dims, need=need, place="Permute")
+
+    def arguments(self) -> dict[str, Any]:
+        return {"dims": self.dims}
+
+    def forward(self, x: Value) -> Value:
+        return ops.permute(x, self.dims)
 
 
 class BatchNorm(Module):
@@ -290,22 +352,47 @@ class Standardize(Module):
         return (x - self.mean) * self.scale
 
 
-def _activation_module(name: str, function: Callable[[Value], Value], doc: str) -> type[Module]:
+def activation_module(name: str, function: Callable[[Value], Value], doc: str, module: str = __name__) -> type[Module]:
+    """A layer without settings, of a function of one value."""
+
     def forward(self: Module, x: Value) -> Value:
         return function(x)
 
-    return type(name, (Module,), {"__module__": __name__, "__doc__": doc, "forward": forward})
+    return type(name, (Module,), {"__module__": module, "__doc__": doc, "forward": forward})
 
 
-ReLU = _activation_module("ReLU", ops.relu, "max(x, 0)")
-GELU = _activation_module("GELU", ops.gelu, "x * Phi(x), by erf")
-SiLU = _activation_module("SiLU", ops.silu, "x * sigmoid(x)")
-Sigmoid = _activation_module("Sigmoid", ops.sigmoid, "1 / (1 + exp(-x))")
-Tanh = _activation_module("Tanh", ops.tanh, "tanh(x)")
-Softmax = _activation_module("Softmax", ops.softmax, "softmax over the last axis")
+ReLU = activation_module("ReLU", ops.relu, "max(x, 0)")
+GELU = activation_module("GELU", ops.gelu, "x * Phi(x), by erf")
+SiLU = activation_module("SiLU", ops.silu, "x * sigmoid(x)")
+Sigmoid = activation_module("Sigmoid", ops.sigmoid, "1 / (1 + exp(-x))")
+Tanh = activation_module("Tanh", ops.tanh, "tanh(x)")
 
 
-class Sequential(Module):
+class Softmax(Module):
+    """Softmax along an axis, the last one by default; ShapeError where x has no such axis."""
+
+    def __init__(self, axis: int = -1) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def arguments(self) -> dict[str, Any]:
+        return {"axis": self.axis}
+
+    def forward(self, x: Value) -> Value:
+        return ops.softmax(x, self.axis)
+
+
+class Held(Module):
+    """Base of modules that hold others in `layers`, which are called by their positions or keys alone."""
+
+    layers: Any
+
+    def _below(self) -> Iterator[tuple[str, Any, Any]]:
+        for name, held, links in super()._below():
+            yield name.removeprefix("layers."), held, links
+
+
+class Sequential(Held):
     """Modules one after the other; parameters are called 0.weight, 2.bias, ... after their positions."""
 
     def __init__(self, *layers: Module) -> None:
@@ -315,10 +402,6 @@ class Sequential(Module):
                 many = "; use Sequential(*layers)" if isinstance(layer, (list, tuple)) else ""
                 raise GraphError(f"Sequential: got {type(layer).__name__}; need modules{many}")
         self.layers = list(layers)
-
-    def _below(self) -> Iterator[tuple[str, Any, Any]]:
-        for name, held, links in super()._below():
-            yield name.removeprefix("layers."), held, links
 
     def __len__(self) -> int:
         return len(self.layers)

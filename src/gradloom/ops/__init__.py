@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.habits import hint_ops, hinted, missing_name
 from ..graph.value import Value
+from .activations import hardsigmoid, hardswish, mish, prelu
 from .attention import attention, attention_back
-from .conv import conv2d, conv2d_back_input, conv2d_back_weight
+from .conv import conv1d, conv2d, conv2d_back_input, conv2d_back_weight
 from .conv_pool import conv2d_max_pool, conv2d_pool_back_input, conv2d_pool_back_weight
+from .conv_transpose import conv_transpose1d, conv_transpose2d
 from .distillation import distilled, linear_distillation, linear_distilled
 from .elementwise import (
     abs,
@@ -57,7 +59,7 @@ from .elementwise import (
     tanh_back,
     where,
 )
-from .glu import geglu, geglu_back, swiglu, swiglu_back
+from .glu import geglu, geglu_back, glu, swiglu, swiglu_back
 from .index import embedding, get_rows, scatter_rows, take_batch
 from .indexing import getitem, slice
 from .layout import (
@@ -104,7 +106,9 @@ from .operators import pow
 from .pool import avg_pool2d, avg_pool2d_back, max_pool2d, max_pool2d_back
 from .random import dropout
 from .reduce import argmax, max, mean, min, sum
+from .resize import adaptive_avg_pool2d, adaptive_max_pool2d, interpolate
 from .rope import rope, rope_frequencies, rope_scale
+from .show import show
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
 from .update import accumulate, assign, average, grad_norm, guard, set_rows, zero
 from .update_8bit import adamw_8bit, lion_8bit
@@ -115,6 +119,8 @@ __all__ = [
     "accumulate",
     "adamw",
     "adamw_8bit",
+    "adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
     "add",
     "argmax",
     "assign",
@@ -132,12 +138,15 @@ __all__ = [
     "clamp_back",
     "concat",
     "contiguous",
+    "conv1d",
     "conv2d",
     "conv2d_back_input",
     "conv2d_back_weight",
     "conv2d_max_pool",
     "conv2d_pool_back_input",
     "conv2d_pool_back_weight",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "copy",
     "correct",
     "cos",
@@ -165,10 +174,14 @@ __all__ = [
     "gelu_tanh_back",
     "get_rows",
     "getitem",
+    "glu",
     "grad_norm",
     "greater",
     "group_norm",
     "guard",
+    "hardsigmoid",
+    "hardswish",
+    "interpolate",
     "layer_norm",
     "layer_norm_back",
     "leaky_relu",
@@ -197,6 +210,7 @@ __all__ = [
     "mean_pair",
     "min",
     "minimum",
+    "mish",
     "mse",
     "mse_pair",
     "mul",
@@ -204,6 +218,7 @@ __all__ = [
     "pad",
     "permute",
     "pow",
+    "prelu",
     "relu",
     "relu_back",
     "repeat",
@@ -221,6 +236,7 @@ __all__ = [
     "sgd",
     "sgd_nesterov",
     "sgn",
+    "show",
     "sigmoid",
     "sigmoid_back",
     "silu",
@@ -253,7 +269,8 @@ __all__ = [
 for _function in (
     sum, mean, max, min, argmax, softmax, log_softmax, transpose, flatten, squeeze, expand_dims, repeat,
     concat, stack, split, pad, conv2d, max_pool2d, avg_pool2d, dropout, layer_norm, rms_norm, batch_norm,
-    group_norm, cross_entropy, mse,
+    group_norm, cross_entropy, mse, glu, adaptive_avg_pool2d,
+    adaptive_max_pool2d, interpolate, conv1d, conv_transpose1d, conv_transpose2d,
 ):  # fmt: skip
     globals()[_function.__name__] = hinted(_function)
     globals()[_function.__name__].__module__ = __name__  # where pickle finds it

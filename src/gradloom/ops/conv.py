@@ -9,14 +9,16 @@ import numpy as np
 
 from ..base.dtypes import bf16, f32
 from ..base.errors import ShapeError
+from ..graph.declaration import Reject
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.scope import user_location
 from ..graph.value import Shape, Value, describe
 from .common import Sample, Spec, bad, draw, need, need_rounded, zeros_like
-from .elementwise import add, cast, relu_back
-from .layout import broadcast_to, pad, product, reshape
+from .elementwise import add, cast, mul, relu_back
+from .indexing import slice as slice_of
+from .layout import broadcast_to, concat, pad, product, reshape, shape_error, split
 from .windows import Pair, inside, need_images, need_pairs, out_extent, out_extents, padded, pair_of, window
 
 
@@ -237,10 +239,13 @@ def conv2d(
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] | str = 0,
     dilation: int | Sequence[int] = 1,
+    groups: int = 1,
 ) -> Value:
-    """Convolution (correlation) of x [N, I, H, W] with w [O, I, KH, KW], plus bias [O].
+    """Convolution (correlation) of x [N, I, H, W] with w [O, I / groups, KH, KW], plus bias [O].
 
     padding: zeros on both sides, or "same": the output is as large as the input (stride 1).
+    groups: output channels i O / groups to (i + 1) O / groups - 1 see input channels i I / groups to
+    (i + 1) I / groups - 1 only. Raises ShapeError when groups do not divide both.
     """
     x, w = as_value(x), as_value(w)
     steps, gaps = pair_of("stride", stride), pair_of("dilation", dilation)
@@ -262,4 +267,71 @@ def conv2d(
         )
     else:
         sides = pair_of("padding", padding)
-    return conv2d_op(x, w, bias, stride=steps, padding=sides, dilation=gaps)
+    if groups == 1:
+        return conv2d_op(x, w, bias, stride=steps, padding=sides, dilation=gaps)
+    check_groups("conv2d", x, w, groups, w.shape[:1])
+    if w.shape[1] != x.shape[1] // groups:
+        raise shape_error(
+            "conv2d", [x, w], f"{groups} groups do not fit", f"w of shape [O, {x.shape[1] // groups}, ...]"
+        )
+    if x.shape[1] == groups and len(steps) == len(sides) == len(gaps) == 2:
+        return _depthwise(x, w, bias, steps, sides, gaps)
+    parts = zip(split(x, groups, 1), split(w, groups), strict=True)
+    y = concat(
+        [conv2d_op(part, kernels, None, stride=steps, padding=sides, dilation=gaps) for part, kernels in parts], 1
+    )
+    return y if bias is None else add(y, reshape(as_value(bias), (-1, 1, 1)))
+
+
+def check_groups(name: str, x: Value, w: Value, groups: int, further: Sequence[int] = ()) -> None:
+    """ShapeError unless x is a batch of images, w a set of kernels, and their channels form this number of groups."""
+    if x.ndim != 4 or w.ndim != 4:
+        raise shape_error(name, [x, w], "no images and kernels", "x of shape [N, I, H, W], w of rank 4")
+    whole = isinstance(groups, (int, np.integer)) and not isinstance(groups, bool)
+    if not whole or groups < 1 or x.shape[1] % groups or any(channels % groups for channels in further):
+        raise shape_error(name, [x, w], f"groups={groups!r} do not divide the channels", "a divisor of both channels")
+
+
+def _depthwise(x: Value, w: Value, bias: Value | None, steps: Shape, sides: Shape, gaps: Shape) -> Value:
+    """A convolution in which each output channel sees one input channel: products with slices of x, added up."""
+    spec = Spec((x.shape[0], w.shape[0], *x.shape[2:]))
+    try:
+        out = out_extents(spec, w.shape[2:], steps, sides, gaps)
+    except Reject as reject:
+        raise shape_error("conv2d", [x, w], reject.seen, reject.need) from None
+    n, channels = x.shape[:2]
+    times = w.shape[0] // channels
+    wide = pad(x, [(0, 0), (0, 0), *((p, p) for p in sides)]) if any(sides) else x
+    kernels = reshape(w, (channels, times, 1, 1, *w.shape[2:]))
+    total = None
+    for ky, kx in np.ndindex(*w.shape[2:]):
+        rows, columns = ky * gaps[0], kx * gaps[1]
+        stops = (rows + (out[0] - 1) * steps[0] + 1, columns + (out[1] - 1) * steps[1] + 1)
+        seen = slice_of(wide, (0, 0, rows, columns), (n, channels, *stops), (1, 1, *steps))
+        part = mul(reshape(seen, (n, channels, 1, *out)), kernels[:, :, :, :, ky, kx])
+        total = part if total is None else add(total, part)
+    assert total is not None
+    y = reshape(total, (n, w.shape[0], *out))
+    return y if bias is None else add(y, reshape(as_value(bias), (-1, 1, 1)))
+
+
+def conv1d(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    stride: int = 1,
+    padding: int | str = 0,
+    dilation: int = 1,
+    groups: int = 1,
+) -> Value:
+    """Convolution (correlation) of x [N, I, L] with w [O, I / groups, K], plus bias [O]: conv2d of images of one row.
+
+    padding, groups: as of conv2d. Raises ShapeError for other ranks, and as conv2d.
+    """
+    x, w = as_value(x), as_value(w)
+    if x.ndim != 3 or w.ndim != 3:
+        raise shape_error("conv1d", [x, w], "no rows and kernels", "x of shape [N, I, L], w of shape [O, I, K]")
+    row, kernels = (reshape(v, (*v.shape[:2], 1, v.shape[2])) for v in (x, w))
+    sides = padding if isinstance(padding, str) else (0, padding)
+    y = conv2d(row, kernels, bias, (1, stride), sides, (1, dilation), groups)
+    return reshape(y, (*y.shape[:2], y.shape[3]))

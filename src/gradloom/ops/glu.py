@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ..base.dtypes import bf16, f32
 from ..graph.declaration import called_with
 from ..graph.declare import op
+from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import LARGE, SHAPES, BadSample, Sample, Spec, bad, draw, need
@@ -17,9 +19,11 @@ from .elementwise import (
     gelu_tanh,
     gelu_tanh_back,
     mul,
+    sigmoid,
     silu,
     silu_back,
 )
+from .layout import axis_of, shape_error, split
 
 
 def _shape(*names: str, outputs: int) -> Callable[..., list[Spec]]:
@@ -100,3 +104,16 @@ geglu_back: OpSpec = op(
     composition=lambda g, gate, up: _back(g, gate, up, gelu_tanh, gelu_tanh_back), samples=_samples(3),
     bad_samples=_bad_back("geglu_back"),
 )  # fmt: skip
+
+
+def glu(x: Any, axis: int = -1) -> Value:
+    """The first half of x along the axis times the sigmoid of the second: [..., 2n, ...] -> [..., n, ...].
+
+    Raises ShapeError for an axis of odd extent (Dauphin et al. 2017, arXiv 1612.08083).
+    """
+    x = as_value(x)
+    axis = axis_of("glu", x, axis, x.ndim)
+    if x.shape[axis] % 2:
+        raise shape_error("glu", x, f"axis {axis} has the odd extent {x.shape[axis]}", "an even extent")
+    value, gate = split(x, 2, axis)
+    return mul(value, sigmoid(gate))

@@ -19,6 +19,7 @@ from ..graph.scope import user_location
 from ..graph.value import Value, describe
 from .common import Sample, Spec, bad, draw, need, zeros_like
 from .elementwise import add, cast, div, equal, exp, full_like, mul, neg, sqr, sub, where
+from .index import get_rows
 from .layout import broadcast_to, product, reshape
 from .reduce import sum as sum_over
 from .softmax import log_softmax
@@ -33,7 +34,8 @@ Pair = tuple[Value, Value]
 def _rows_shape(logits: Spec, labels: Spec, weights: Spec | None) -> None:
     need(logits.ndim == 2 and logits.shape[1] > 0, "logits are no rows of classes", "logits of shape [N, C]")
     if labels.dtype is i32:
-        need(labels.shape == logits.shape[:1], "labels do not fit", f"one id per row, i32[{logits.shape[0]}]")
+        rows = f", or label rows as floats, f32{list(logits.shape)}" * (labels.shape == logits.shape)
+        need(labels.shape == logits.shape[:1], "labels do not fit", f"one id per row, i32[{logits.shape[0]}]{rows}")
     else:
         need(labels.shape == logits.shape, "labels do not fit", f"label rows f32{list(logits.shape)} or ids of i32")
     need(
@@ -156,6 +158,14 @@ def rows_that_count(labels: Value) -> Value:
     return where(equal(labels, as_value(np.array([IGNORED], np.int32))), 0.0, 1.0)
 
 
+def ids_that_count(labels: Value, classes: int) -> Value:
+    """rows_that_count of ids [N] of classes; IndexOutOfRange, when it is computed, for an id that is no class and is
+    not ignored. one_hot and comparisons give zeros for such ids."""
+    counted = rows_that_count(labels)
+    own = cast(where(equal(counted, 0.0), 0.0, cast(labels, f32)), i32)
+    return mul(counted, reshape(get_rows(np.ones((classes, 1), np.float32), own), labels.shape))
+
+
 def cross_entropy_graph(logits: Value, labels: Value, weights: Value | None) -> list[Value]:
     """loss, weight and grad of cross_entropy_sum from simpler ops."""
     n, classes = logits.shape
@@ -228,7 +238,7 @@ def weights_of_labels(weights: Value, shape: Sequence[int]) -> Value:
     return reshape(weights, (product(shape),)) if weights.shape == tuple(shape) else weights
 
 
-def _as_rows(logits: Any, labels: Any, weights: Any) -> tuple[Value, Value, Value | None]:
+def as_rows(logits: Any, labels: Any, weights: Any) -> tuple[Value, Value, Value | None]:
     """logits [..., C] with ids [...] or rows [..., C] -> [N, C] with [N] or [N, C]; weights as in weights_of_labels."""
     logits, labels = as_value(logits), as_value(labels)
     weights = None if weights is None else as_value(weights)
@@ -248,7 +258,7 @@ def _as_rows(logits: Any, labels: Any, weights: Any) -> tuple[Value, Value, Valu
 
 def cross_entropy_pair(logits: Any, labels: Any, weights: Any = None) -> Pair:
     """(sum of the weighted row losses, sum of the row weights); see cross_entropy."""
-    loss, weight, _ = cross_entropy_sum(*_as_rows(logits, labels, weights))
+    loss, weight, _ = cross_entropy_sum(*as_rows(logits, labels, weights))
     return loss, weight
 
 
@@ -264,31 +274,46 @@ def cross_entropy(logits: Any, labels: Any, weights: Any = None) -> Value:
 
 def correct(logits: Any, labels: Any, weights: Any = None) -> Value:
     """How many rows have their largest logit at the label."""
-    return _correct_op(*_as_rows(logits, labels, weights))
+    return _correct_op(*as_rows(logits, labels, weights))
 
 
-def _weighted(name: str, values: Value, weights: Any) -> Pair:
-    """(sum of weight * row, weight of all elements); without weights every element weighs 1."""
+def weighted(name: str, values: Value, weights: Any, ignored: Value | None = None) -> Pair:
+    """(sum of weight * element, weight of all elements) of values [rows, ...]; without weights every element weighs 1.
+
+    weights: f32 [rows]. ignored: u8 of the values' shape, 1 at elements that are left out.
+    """
+    if weights is not None:
+        weights = as_value(weights)
+        if values.ndim == 0 or weights.shape != values.shape[:1]:
+            shown = f"{describe(values)}, weights {describe(weights)}"
+            raise ShapeError(f"{name}: weights do not fit: {shown}; need a weight per row; at {user_location()}")
+    if ignored is not None:
+        counted = where(ignored, 0.0, 1.0)
+        if weights is not None:
+            counted = mul(counted, reshape(weights, (*weights.shape, *(1,) * (values.ndim - 1))))
+        return sum_over(mul(values, counted)), sum_over(counted)
     if weights is None:
         return sum_over(values), as_value(float(values.size))
-    weights = as_value(weights)
-    if values.ndim == 0 or weights.shape != values.shape[:1]:
-        shown = f"{describe(values)}, weights {describe(weights)}"
-        raise ShapeError(f"{name}: weights do not fit: {shown}; need a weight per row; at {user_location()}")
     rows = reshape(weights, (*weights.shape, *(1,) * (values.ndim - 1)))
     return sum_over(mul(values, rows)), mul(sum_over(weights), float(product(values.shape[1:])))
 
 
-def mse_pair(pred: Any, target: Any, weights: Any = None) -> Pair:
-    """(sum of squared differences, number of elements), rows weighted where weights are given."""
+def fitted(name: str, pred: Any, target: Any) -> tuple[Value, Value]:
+    """(pred, target) of one shape, the target as f32; one of shape [...] fits pred [..., 1]. ShapeError for others."""
     pred, target = as_value(pred), as_value(target)
     target = cast(target, f32)
     if pred.shape == (*target.shape, 1):
         target = reshape(target, pred.shape)
     if pred.shape != target.shape:
         shown = f"pred {describe(pred)}, target {describe(target)}"
-        raise ShapeError(f"mse: shapes differ: {shown}; need one shape; at {user_location()}")
-    return _weighted("mse", sqr(sub(pred, target)), weights)
+        raise ShapeError(f"{name}: shapes differ: {shown}; need one shape; at {user_location()}")
+    return pred, target
+
+
+def mse_pair(pred: Any, target: Any, weights: Any = None) -> Pair:
+    """(sum of squared differences, number of elements), rows weighted where weights are given."""
+    pred, target = fitted("mse", pred, target)
+    return weighted("mse", sqr(sub(pred, target)), weights)
 
 
 def mse(pred: Any, target: Any, weights: Any = None) -> Value:
@@ -298,12 +323,12 @@ def mse(pred: Any, target: Any, weights: Any = None) -> Value:
 
 def mean_pair(values: Any, labels: Any = None, weights: Any = None) -> Pair:
     """(sum, number of elements): the outputs are themselves the loss; labels are not looked at."""
-    return _weighted("mean", as_value(values), weights)
+    return weighted("mean", as_value(values), weights)
 
 
 def sum_pair(values: Any, labels: Any = None, weights: Any = None) -> Pair:
     """(sum, 1): the outputs are themselves the loss, not divided; labels are not looked at."""
-    total, _ = _weighted("sum", as_value(values), weights)
+    total, _ = weighted("sum", as_value(values), weights)
     return total, as_value(1.0)
 
 
@@ -313,8 +338,10 @@ LOSSES: dict[str, Callable[..., Pair]] = {
 
 
 def loss_pair(name: str) -> Callable[..., Pair]:
-    """The loss of this name as a function (outputs, labels, weights=None) -> (sum, weight)."""
+    """The loss of this name as a function (outputs, labels, weights=None) -> (sum, weight): cross_entropy, mse, mean or
+    sum. gl.losses.named(name).pair is the same of all losses by name."""
     if name not in LOSSES:
         hint = value_hint("loss", name, LOSSES)
-        raise SettingError(f"loss: {name!r} is not known; must be one of {', '.join(LOSSES)}, or a function{hint}")
+        others = "; gl.losses.named(name).pair has others" * (not hint)
+        raise SettingError(f"loss: {name!r} is not known; must be one of {', '.join(LOSSES)}{hint}{others}")
     return LOSSES[name]

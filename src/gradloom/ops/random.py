@@ -1,4 +1,4 @@
-"""Random ops. Drawn values depend on (seed, step, stream, row, element) alone: see philox.py."""
+"""Random ops. Drawn values depend on (seed, step, stream, row, element) alone: see base/philox.py."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from ..base.philox import keep_mask
 from ..graph.declare import op
 from ..graph.leaves import as_value, setting
 from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import Sample, Spec, bad, draw, need, scalar_specs
-from .philox import keep_mask
 
 
 def _dropout_shape(x: Spec, seed: Spec, step: Spec, row: Spec, rate: float) -> Spec:

@@ -156,7 +156,7 @@ set_rows: OpSpec = op(
     "set_rows", inputs="cache rows position", outputs="cache", updates="cache=cache", attrs="axis:int=0",
     dense="cache rows", doc="rows position, position + 1, ... of the cache along an axis = rows",
     dtypes="f32 position:i32|i64", shape=_set_shape, no_gradient=ENDS, foldable=False, reference=_set_rows,
-    ids=_places, samples=_set_samples,
+    ids=_places, samples=_set_samples, cost=lambda rows: (0.0, 2.0 * rows.bytes),
     bad_samples=[
         bad(
             "set_rows: rows do not fit: cache f32[8,3], rows f32[9,3], position i32[]; "

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..base.html import html_text
+from ..base.html import html_details
 from ..base.memory import show_bytes
+from ..base.pages import Pages
 from ..base.settings import Switches
 from ..base.terminal import printable
 from ..graph.value import Node
@@ -51,8 +52,9 @@ NOT_RECOMPUTED = Recomputed()
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
-    """A proved plan. `print(plan)` shows its steps, offsets and bytes."""
+class Plan(Pages):
+    """A proved plan. `print(plan)` shows its steps, offsets and bytes; `plan.save("plan.html")` writes its memory map.
+    budget: bytes that arena and scratch were permitted to have; None without a limit."""
 
     laid: Laid
     order: Order
@@ -63,6 +65,7 @@ class Plan:
     threads: int
     device: str = ""  # which one of several devices that were given it runs on as a whole
     recomputed: Recomputed = NOT_RECOMPUTED
+    budget: int | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -97,7 +100,7 @@ class Plan:
         return f"Plan({self.summary()})"
 
     def _repr_html_(self) -> str:
-        return html_text(str(self))
+        return html_details(f"Plan: {self.summary()}", str(self.bytecode))
 
     def __str__(self) -> str:
         return printable(f"{self.summary()}\n{disassemble(self.bytecode)}")

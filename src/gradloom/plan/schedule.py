@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..base.html import html_text
+from ..base.html import html_details
 from ..base.memory import show_bytes
+from ..base.pages import Pages
 from ..graph.value import Node, describe
 from ..transform.program import Program
 from .plan import Plan, Recomputed
@@ -80,8 +81,8 @@ class Transfer:
 
 
 @dataclass(frozen=True, repr=False)
-class Schedule:
-    """A proved schedule. `print(schedule)` shows the device of each node.
+class Schedule(Pages):
+    """A proved schedule. `print(schedule)` shows the device of each node; `save("plan.html")` writes the memory maps.
 
     program, device: the placed program, and the device of each of its nodes but of leaves that every device has.
     parts, events: by device. walk: the events of all devices in the order in which one thread carries them out.
@@ -155,7 +156,7 @@ class Schedule:
         return f"Schedule({self.summary()})"
 
     def _repr_html_(self) -> str:
-        return html_text(str(self))
+        return html_details(f"Schedule: {self.summary()}", str(self))
 
     def __str__(self) -> str:
         lines = [self.summary()]

@@ -9,8 +9,9 @@ from typing import Any
 
 from ..base.arguments import what_is
 from ..base.collector import paused
-from ..base.errors import BackendError, DTypeError, GraphError, SettingError
+from ..base.errors import BackendError, DTypeError, GraphError, PlanError, SettingError
 from ..base.habits import hinted
+from ..base.hooks import shower
 from ..base.memory import as_bytes
 from ..base.settings import Switches, switches
 from ..base.terminal import to_stderr
@@ -25,8 +26,10 @@ from ..transform.program import Program, gather
 from .backend import Backend, Buffer, check_effect, has_kernel, named, plan_for
 from .backend import backend as backend_of
 from .cost import TYPICAL, node_seconds
-from .executable import Executable
+from .executable import Executable, Origin
+from .null_backend import NullExecutable
 from .scheduled import plan_within, scheduled
+from .show import shown_nodes, silent
 
 
 @paused()
@@ -71,25 +74,37 @@ def compile(
     BudgetError, with the least bytes, for a memory budget that cannot be met.
     """
     values = _checked_values(outputs, updates)
-    chosen = switches(
-        threads=threads,
-        isa=isa,
-        reuse=reuse,
-        inplace=inplace,
-        fuse=fuse,
-        precision=precision,
-        flush=flush,
-        poison=poison,
-        debug=debug,
-        check=check,
-    )
-    program = gather(values, updates)
+    own: dict[str, Any] = {
+        "threads": threads, "isa": isa, "reuse": reuse, "inplace": inplace, "fuse": fuse, "precision": precision,
+        "flush": flush, "poison": poison, "debug": debug, "check": check,
+    }  # fmt: skip
     places = device_names("compile", device, backend, devices)
+    program = gather(values, updates)
+    loaded = _loaded(program, places, devices is not None, switches(**own), own, arena, memory)
+    where: dict[str, Any] = {"device": device, "backend": backend, "devices": devices, "memory": memory}
+    loaded.origin = Origin(values, updates, own | where)
+    shown = shown_nodes(program.nodes)
+    if shown and not isinstance(loaded, NullExecutable):
+        shower(loaded, shown)
+    return loaded
+
+
+def _loaded(
+    program: Program,
+    places: Sequence[str],
+    is_placed: bool,
+    chosen: Switches,
+    own: Mapping[str, Any],
+    arena: Buffer | None,
+    memory: int | str | Mapping[str, int | str] | None,
+) -> Any:
+    """The program, planned, proved and loaded. is_placed: the places are those of devices=; own: the switches that the
+    caller has given."""
     if not places:
         places = list(dict.fromkeys(["cpu", *explicit_devices(program.nodes)]))
-    check_effect("compile", places, {"isa": isa, "flush": flush})
+    check_effect("compile", places, {name: own[name] for name in ("isa", "flush")})
     budgets = _budgets(memory, places)
-    if devices is not None:
+    if is_placed:
         check_explicit_devices(program.nodes, places)
     made = {name: backend_of(name, chosen) for name in places}
     check_updates(program.nodes)
@@ -101,11 +116,17 @@ def compile(
     ((name, one),), program = made.items(), without_devices(program)
     if not one.planned:
         return one.load(rounded(program, chosen.precision), None)
+    source = program
     observer = PassObserver(program, chosen)
     program = rewrite(program, chosen.fuse, observer, lambda node: has_kernel(one, node), chosen.precision)
     check_graph(program.nodes)
-    loaded = one.load(*plan_within(budgets.get(name), one, program, chosen), arena)
+    try:
+        loaded = one.load(*plan_within(budgets.get(name), one, program, chosen), arena)
+    except PlanError as error:
+        error.program = source, chosen, name
+        raise error.extended(after="; gl.capsule(error, FILE) saves the program") from None
     loaded.effects = program.effects if observer.effects is None else observer.effects
+    loaded.source, loaded.device_name = source, name
     return loaded
 
 
@@ -240,7 +261,11 @@ def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches,
 def compile_checked(outputs: Sequence[Value], updates: Sequence[Value], **options: Any) -> Any:
     """The same program once more, to find the first node that is not finite: checked, unfused, and unshared where the
     memory suffices; within a memory budget where the checked program can meet it."""
-    options = options | {"check": 2, "fuse": False, "debug": 0}
+    with silent():
+        return _compiled_checked(outputs, updates, options | {"check": 2, "fuse": False, "debug": 0})
+
+
+def _compiled_checked(outputs: Sequence[Value], updates: Sequence[Value], options: dict[str, Any]) -> Any:
     if options.get("memory") is not None:
         with contextlib.suppress(SettingError):
             return compile(outputs, updates, **options)

@@ -95,6 +95,14 @@ def node_seconds(node: Node, rates: Rates, parts: Sequence[int] | None = None) -
     return alone / threads + INSTRUCTION_SECONDS + HANDOVER_SECONDS * handovers
 
 
+def limit_seconds(node: Node, rates: Rates) -> float:
+    """Seconds of one node at the speeds of a machine: of its arithmetic at the rate of a large product of its dtype, or
+    of its bytes, whichever is more."""
+    flops, moved = node_cost(node)
+    near = min(moved, rates.cache_bytes)
+    return max(flops / _unit(node, rates), near / rates.cached + (moved - near) / rates.memory)
+
+
 def program_seconds(plan: Plan, rates: Rates) -> float:
     """Predicted seconds of one run of a planned program on the CPU."""
     steps = zip(plan.order.steps, plan.needs, strict=True)
@@ -133,7 +141,7 @@ def cost_table(title: str, timed: Iterable[tuple[Node, int, str]]) -> str:
     An instruction of 0 nanoseconds has no rates; where all have 0, one line states that no time was measured."""
     lines, timed = [f"{'us':>10} {'GB/s':>8} {'GFLOP/s':>8}  {title}"], list(timed)
     if not any(took for _, took, _ in timed):
-        return "\n".join([*lines, "no time was measured; need profile(), and then a run"])
+        return "\n".join([*lines, "no time was measured; need collect_times(), and then a run"])
     for node, took, what in timed:
         flops, moved = node_cost(node)
         rates = (f"{moved / took:.1f}", f"{flops / took:.1f}") if took else ("-", "-")

@@ -7,7 +7,6 @@ runs concurrently with the others and must share no written array with them.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -298,20 +297,20 @@ class CpuExecutable(PlannedExecutable):
         """End the run in progress after its current step (from another thread or a callback)."""
         self._native.stop()
 
-    def profile(self, on: bool = True) -> None:
+    def collect_times(self, on: bool = True) -> None:
         """Collect nanoseconds per instruction from the next run on."""
         with self.lock:
             self._native.profile(on)
 
     def timings(self) -> list[tuple[str, int, int]]:
-        """(op and node, least ns, total ns) per instruction since `profile`; without it none."""
+        """(op and node, least ns, total ns) per instruction since `collect_times`; without it none."""
         with self.lock:
             _, least, total = self._native.timings()
         nodes = self.plan.order.steps if least else []
         return [(f"{n.op.name} {n.label}", lo, t) for n, lo, t in zip(nodes, least, total, strict=True)]
 
     def denormals(self) -> list[str]:
-        """The instructions, as `timings` calls them, that have had denormal operands since `profile`.
+        """The instructions, as `timings` calls them, that have had denormal operands since `collect_times`.
 
         An operation on such a number can cost an x86 processor 100 cycles and more. There are none under flush=True,
         which takes these numbers as 0, and none are seen on arm64.
@@ -376,8 +375,8 @@ def print_debug(executable: CpuExecutable) -> None:
     program after each pass, is printed where they are applied.)"""
     level = executable.switches.debug
     if level >= 2:
-        executable.profile()
-        atexit.register(lambda: to_stderr(executable.report()))
+        executable.collect_times()
+        executable.report_later()
     if level >= 1:
         to_stderr(executable.plan.summary())
     if level >= 4:

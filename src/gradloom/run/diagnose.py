@@ -147,8 +147,9 @@ def _gathered(node: Node, settings: Mapping[str, Any]) -> Input | None:
         return None
     data, order = (v.node.attrs["stored"] for v in node.inputs[:2] if v is not None)
     first = int(settings[at])
-    rows = order.read()[first : first + node.outputs[0].shape[0]]
-    array = data.read()[rows]
+    last = first + node.outputs[0].shape[0]
+    array = data.read()[order.read()[first:last]]
+    rows = order.rows(first, last) if hasattr(order, "rows") else order.read()[first:last]
 
     def place(at: int) -> Place:
         row, inside = divmod(at, array.size // len(rows))

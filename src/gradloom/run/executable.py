@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..base import locks
 from ..base.arrays import check_whole
-from ..base.errors import BackendError
+from ..base.errors import BackendError, GuardTripped, IndexOutOfRange, NotFinite
+from ..base.hooks import profiler, watcher
 from ..base.settings import Switches
 from ..graph.graph import mapped_checks, written
-from ..graph.stored import arrays_locked, before_read, before_write
+from ..graph.stored import arrays_locked, before_read, before_write, bring_home
 from ..graph.value import Node, Value, describe
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
@@ -27,6 +30,15 @@ def called(node: Node) -> str:
     return f"{node.op.name} {node.label}" if node.name else node.label
 
 
+@dataclass(frozen=True)
+class Origin:
+    """The arguments of the gl.compile that made a program."""
+
+    outputs: Sequence[Value]
+    updates: Sequence[Value]
+    options: Mapping[str, Any]
+
+
 class Executable(abc.ABC):
     """A loaded program. Call it with its inputs by name; it answers its outputs as NumPy arrays.
 
@@ -34,7 +46,12 @@ class Executable(abc.ABC):
     inputs, settings: name -> value of the graph. reads, writes: the stored arrays that a run reads and writes. plan:
     None where the backend does not plan. narrow_inputs: the inputs of i64 that it converts to i32. effects: the
     updates of the program before what depends on precision and device. record_bytes: of the outputs of one step.
+    source, device_name: the program before the passes and its device, where gl.compile made it for one device.
+    origin: the arguments of its gl.compile.
     """
+
+    source: Program | None = None
+    device_name = "cpu"
 
     def __init__(
         self, program: Program, plan: Plan | Schedule | None, switches: Switches, own_lock: bool = False
@@ -51,6 +68,8 @@ class Executable(abc.ABC):
         self.record_bytes = sum(v.bytes for v in program.outputs)
         self._file_checks = mapped_checks(program.nodes)
         self.narrow_inputs, self._narrow_stored = narrowed(program.nodes)
+        self.origin: Origin | None = None
+        self.watches: tuple[Any, ...] = ()  # see `watch`
 
     def __repr__(self) -> str:
         """Its inputs and outputs with types and shapes, and its plan in a line."""
@@ -83,15 +102,20 @@ class Executable(abc.ABC):
         """End the run in progress after its current step (from another thread or a callback)."""
 
     @abc.abstractmethod
-    def profile(self, on: bool = True) -> None:
+    def collect_times(self, on: bool = True) -> None:
         """Collect nanoseconds per instruction from the next run on."""
 
     @abc.abstractmethod
     def timings(self) -> list[tuple[str, int, int]]:
-        """(op and node, least ns, total ns) per instruction since `profile`."""
+        """(op and node, least ns, total ns) per instruction since `collect_times`."""
+
+    def timed_nodes(self) -> list[tuple[str, Node]]:
+        """(device, "" where there is one; node) of each instruction of `timings`, in its order."""
+        assert isinstance(self.plan, Plan)
+        return [("", node) for node in self.plan.order.steps]
 
     def denormals(self) -> list[str]:
-        """The instructions that have had denormal operands since `profile`; BackendError where none are seen."""
+        """The instructions that have had denormal operands since `collect_times`; BackendError where none are seen."""
         raise BackendError("denormals: are seen where a program runs on the CPU alone; need device='cpu' for them")
 
     def checked_inputs(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -139,7 +163,9 @@ class Executable(abc.ABC):
         before = self.steps_run
         try:
             given = {} if feeds is None else self.checked_inputs(feeds)
-            with arrays_locked(self.reads, self.writes) if self._shares_lock else self._own_lock():
+            if self.watches:
+                return self._run_watched(steps, settings, deadline, given)
+            with self.held():
                 if feeds is not None:
                     self.copy_in(given)
                 self.check_files()
@@ -147,6 +173,74 @@ class Executable(abc.ABC):
         except KeyboardInterrupt as interrupt:
             interrupt.steps_done = self.steps_run - before  # type: ignore[attr-defined]
             raise
+
+    def _run_watched(
+        self, steps: int, settings: Mapping[str, Any], deadline: float, given: Mapping[str, np.ndarray]
+    ) -> tuple[int, list[np.ndarray]]:
+        """run_many in calls that end before each watched step, whose values are computed first."""
+        began, done, parts = time.monotonic(), 0, list[list[np.ndarray]]()
+        numbers = [each.number() for each in self.watches]
+        while True:
+            ahead = min(each.ahead(n + done + 1) for each, n in zip(self.watches, numbers, strict=True))
+            count = min(steps - done, 1 + ahead)
+            left = max(deadline - (time.monotonic() - began), 1e-9) if deadline else 0.0
+            with self.held():
+                self.copy_in(given)
+                self.check_files()
+                for each, number in zip(self.watches, numbers, strict=True):
+                    if not each.ahead(number + done):
+                        each.observe(number + done, self.fed(), _part_of(settings, done, 1))
+                try:
+                    ran, outputs = self.run_steps(count, _part_of(settings, done, count), left)
+                except (GuardTripped, NotFinite, IndexOutOfRange) as failed:
+                    failed.steps_done += done
+                    failed.outputs = _joined([*parts, failed.outputs])
+                    raise
+            parts.append(outputs)
+            done += ran
+            if done >= steps or ran < count or (deadline and time.monotonic() - began >= deadline):
+                return done, _joined(parts)
+
+    def watch(
+        self,
+        patterns: Any,
+        every: str | int = "1steps",
+        what: str = "norm",
+        on_values: Callable[[int, Mapping[str, Any]], object] | None = None,
+    ) -> Any:
+        """Compute values of the program at some steps from now on: a Watch (run/watch.py). No bit of a run changes.
+
+        patterns: of names of modules, nodes, inputs and parameters, such as "blk.*.attn_output"; nodes; or several.
+        "grad:PATTERN": the gradients of the first output, f32[]. every: "10steps" or 10: at steps 10, 20, ... what:
+        "norm", "histogram" or "values". on_values(step, values): called in place of keeping Watch.records. See
+        docs/profiles.md. Raises SettingError for a pattern without a match, BudgetError as gl.compile.
+        """
+        return watcher(self, patterns, every, what, on_values)
+
+    def profile(self, feeds: Mapping[str, Any] | None = None, steps: int = 20) -> Any:
+        """Time each instruction over some steps: a Profile (run/profile.py). No state changes.
+
+        feeds: inputs and settings by name. steps: how many are timed; one more runs before them. They are real steps:
+        the arrays that they write (weights, moments, caches) are copied before, which takes their bytes of memory, and
+        have the same bits afterwards. Other threads wait until then. Outputs are dropped.
+        Raises what a call with these inputs raises, and SettingError where the copies need more memory than there is.
+        """
+        return profiler(self, {} if feeds is None else feeds, steps)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restores the arrays that the program writes at the end. The caller holds the lock."""
+        bring_home(self.writes)
+        arrays = {stored: stored.read().copy() for stored in self.writes}
+        try:
+            yield
+        finally:
+            for stored, array in arrays.items():
+                stored.write(array)
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Holds the lock of its arrays and its arena, with nothing outstanding that reads or writes them."""
+        return arrays_locked(self.reads, self.writes) if self._shares_lock else self._own_lock()
 
     def check_files(self) -> None:
         """FileError when a mapped file that the program reads has changed; IndexOutOfRange for a stored array of i64
@@ -163,3 +257,14 @@ class Executable(abc.ABC):
         before_write(self.writes)
         with self.lock:
             yield
+
+
+def _part_of(settings: Mapping[str, Any], first: int, count: int) -> dict[str, Any]:
+    """The settings of some of the steps that these are for, each a number or one for each step."""
+    return {k: v[first : first + count] if np.ndim(v) else v for k, v in settings.items()}
+
+
+def _joined(parts: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
+    """The outputs of several calls, each as one array."""
+    whole = [part for part in parts if part]
+    return whole[0] if len(whole) == 1 else [np.concatenate(columns) for columns in zip(*whole, strict=True)]

@@ -67,4 +67,5 @@ class NullExecutable(Executable):
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise _does_not_run()
 
-    __call__ = feed = fed = copy_in = run_many = run_steps = stop = profile = timings = report = denormals = _refuse
+    __call__ = feed = fed = copy_in = run_many = run_steps = stop = profile = watch = _refuse
+    collect_times = timings = timed_nodes = report = denormals = _refuse

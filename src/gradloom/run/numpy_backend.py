@@ -136,11 +136,14 @@ class NumpyExecutable(Executable):
     def stop(self) -> None:
         self._stopping = True
 
-    def profile(self, on: bool = True) -> None:
+    def collect_times(self, on: bool = True) -> None:
         self._times = {} if on else None
 
     def timings(self) -> list[tuple[str, int, int]]:
         return [(f"{n.op.name} {n.label}", min(ns), sum(ns)) for n, ns in (self._times or {}).items()]
+
+    def timed_nodes(self) -> list[tuple[str, Node]]:
+        return [("", node) for node in self._times or {}]
 
     def report(self) -> str:
         """The timings as a table: microseconds, GB/s and GFLOP/s of each node at its fastest."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import atexit
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +21,7 @@ from ..base.errors import (
     one_line,
 )
 from ..base.settings import Switches
+from ..base.terminal import to_stderr
 from ..graph.declaration import Spec
 from ..plan.bytecode import SETTING_BYTES
 from ..plan.plan import Plan
@@ -28,6 +31,14 @@ from .queue import Queue
 
 # Why a run has ended, as in csrc/bytecode.h; a device reports the same numbers.
 STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, STOP_DEADLINE = range(7)
+
+_WAITING = 64  # programs whose timings are not printed yet
+_waiting: deque[PlannedExecutable] = deque()
+
+
+def _print_reports(left: int) -> None:
+    while len(_waiting) > left:
+        to_stderr(_waiting.popleft().report())
 
 
 class PlannedExecutable(Executable):
@@ -72,6 +83,14 @@ class PlannedExecutable(Executable):
     def queue(self) -> Queue:
         """Its device as one of several that run a program. BackendError for one that runs whole programs only."""
         raise BackendError(f"{type(self).__name__}: it runs whole programs; need devices such as 'gpu' and 'cpu'")
+
+    def report_later(self) -> None:
+        """Print the timings when the process ends, or before that, when _WAITING later programs were compiled: those
+        that wait keep their arrays."""
+        if not _waiting:
+            atexit.register(_print_reports, 0)
+        _waiting.append(self)
+        _print_reports(_WAITING)
 
     @abc.abstractmethod
     def report(self) -> str:

@@ -105,7 +105,7 @@ def _measured(
     value = REGISTRY[op](*(_ones(shape, kind) for shape, kind in inputs))
     run = compile_program(value[:1], threads=threads, isa=isa, precision="f32")  # not all of it: outputs are copied
     run()  # fills the caches
-    run.profile()
+    run.collect_times()
     count, began = 0, time.perf_counter()
     while count < RUNS or time.perf_counter() - began < SECONDS:
         run()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..base.errors import BackendError, BudgetError, GuardTripped, IndexOutOfRan
 from ..base.interrupts import postponed
 from ..base.memory import settle, show_bytes
 from ..base.settings import Switches
+from ..graph.value import Node
 from ..plan.bytecode import NODE_MASK
 from ..plan.plan import Plan
 from ..plan.recomputed import Budget
@@ -56,7 +58,7 @@ def plan_within(
         raise error
     del plans
     settle()  # the programs and plans that were tried would add to the process's memory
-    return found
+    return found[0], replace(found[1], budget=budget)
 
 
 def schedule_for(
@@ -131,18 +133,21 @@ class ScheduledExecutable(Executable):
     def stop(self) -> None:
         self._stopping = True
 
-    def profile(self, on: bool = True) -> None:
+    def collect_times(self, on: bool = True) -> None:
         """Collect nanoseconds per instruction from the next run on, on each device as a program of its own does."""
         for part in self.parts.values():
-            part.profile(on)
+            part.collect_times(on)
 
     def timings(self) -> list[tuple[str, int, int]]:
-        """(device, op and node; least ns; total ns) per instruction since `profile`, device by device."""
+        """(device, op and node; least ns; total ns) per instruction since `collect_times`, device by device."""
         return [
             (f"{device}: {what}", least, total)
             for device, part in self.parts.items()
             for what, least, total in part.timings()
         ]
+
+    def timed_nodes(self) -> list[tuple[str, Node]]:
+        return [(device, node) for device, part in self.parts.items() for _, node in part.timed_nodes()]
 
     def report(self) -> str:
         """The timings of each device as a table."""

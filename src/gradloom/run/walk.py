@@ -22,7 +22,7 @@ from ..graph.rounding import unrounded
 from ..graph.value import Node, Value, describe
 from ..plan.bytecode import ARENA, EACH_STEP, NO_SEGMENT, SEGMENT_NAMES
 from ..transform.program import Program
-from .backend import plan_for
+from .backend import backend, plan_for
 from .cpu_backend import STOP_DONE, CpuBackend, CpuExecutable, _core
 from .executable import called
 from .feeds import SETTING_DEFAULTS
@@ -65,6 +65,10 @@ class Stepped(PlannedExecutable):
         for value, arg in zip(node.outputs, bytecode.args[first : first + len(node.outputs)], strict=True):
             if int(arg["segment"]) != NO_SEGMENT and value.size:
                 yield value, int(arg["segment"]), int(arg["offset"])
+
+    @abc.abstractmethod
+    def outputs_now(self) -> list[np.ndarray]:
+        """The outputs of the program, after its last step."""
 
     def run_all(self) -> list[dict[int, np.ndarray]]:
         """Run every step (after `begin`) and return its outputs. For a plan that shares no bytes: values in the
@@ -116,9 +120,28 @@ class Walk(Stepped, CpuExecutable):
             place = self._bytes if segment == ARENA else _flat(stored[segment - len(SEGMENT_NAMES)].read())
             yield value, place[offset : offset + value.bytes].view(value.dtype.numpy).reshape(value.shape)
 
+    def outputs_now(self) -> list[np.ndarray]:
+        found = []
+        for value, (segment, offset) in zip(self.program.outputs, self.plan.output_places, strict=True):
+            place = self.bytes_of(segment, offset, value.bytes, self.rows)
+            found.append(place.copy().view(value.dtype.numpy).reshape(value.shape))
+        return found
+
 
 def _flat(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
+
+
+# By the kind of a device: a walk over a program on the device of this name. The backend of the device registers itself.
+walks: dict[str, Callable[[Program, Switches, str], Stepped]] = {}
+
+
+def walk_on(program: Program, switches: Switches, device: str) -> Stepped:
+    """A walk over a program on a device. BackendError where the device cannot compute here."""
+    if device == "cpu":
+        return Walk(program, switches)
+    backend(device, switches)  # for its error; it registers the walk
+    return walks[device.partition(":")[0]](program, switches, device)
 
 
 # ---- two plans of one program --------------------------------------------------------------------------------------

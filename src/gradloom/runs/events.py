@@ -141,9 +141,11 @@ class Resumable(Protocol):
     callbacks: Any
     subscribers: Sequence[Subscriber]
     steps: int
-    steps_total: int
     stopped: bool
     history: Any
+
+    @property
+    def is_unfinished(self) -> bool: ...
 
     @property
     def is_between_passes(self) -> bool: ...

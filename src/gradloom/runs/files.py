@@ -23,17 +23,23 @@ from ..files.atomic import claim, remove_parts
 from ..files.checkpoint_files import OWN_FILES, listed_names, manifests, unnamed
 from ..files.inside import CLEAR, FOLDERS, MOVE, NEW, in_the_way, opened
 from ..files.regular import odd
-from ..files.targets import kind_of
+from ..files.targets import kind_of, refuse_input
 
 # All names that a run may have in its folder; of a folder the names inside. Nothing else is ever removed: a model and
 # its result stay until the command that saves new ones replaces both at once.
 OWN: dict[str, re.Pattern[str] | None] = {
     "run.json": None, "settings.toml": None, "metrics.jsonl": None, "metrics.csv": None, "samples.jsonl": None,
-    "teacher.npy": None,
+    "teacher.npy": None, "failed.capsule": None, "plans.json.gz": None,
     "checkpoints": OWN_FILES, "tensorboard": re.compile(r"events\.out\.tfevents\..+"),
 }  # fmt: skip
 APPENDED = ("metrics.jsonl", "metrics.csv")  # appended to; the others are replaced
 PLACES = ("", MOVE, CLEAR)  # where the run.json of a folder is
+
+
+def refuse_files_of(folder: str | os.PathLike[str], path: str | os.PathLike[str], *more: str) -> None:
+    """FileError when writing `path` would replace a file of the run in a folder. more: further names of files there."""
+    place = Path(folder)
+    refuse_input(path, *(place / name for name in (*OWN, *more)))
 
 
 def check_files(folder: Path) -> None:

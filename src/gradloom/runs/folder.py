@@ -33,6 +33,7 @@ from ..base.errors import DataError, FileError, SettingError
 from ..base.json_facts import RUN
 from ..base.locks import Lock
 from ..base.reasons import unwritten
+from ..base.terminal import in_one_line
 from ..files.atomic import atomic_inside, claim, write_inside
 from ..files.checkpoint_files import Saved, manifests, plain, remove_unnamed
 from ..files.inside import opened
@@ -40,6 +41,7 @@ from ..files.lock import is_locked
 from .checkpoint import Checkpoints, print_line, reason
 from .files import CLEAR, MOVE, NEW, OWN, PLACES, check_appended, check_files, lost, recover, remove, replace_old
 
+_LONGEST_ERROR = 2000  # characters in run.json
 KINDS = ("fit", "finetune", "loop", "dp_train")
 STATES = ("running", "finished", "interrupted", "failed")
 _MOST_FOLDERS = 10_000
@@ -254,11 +256,11 @@ class RunFolder:
             return reason(error)
         return None
 
-    def end(self, state: str, **numbers: Any) -> None:
+    def end(self, state: str, error: BaseException | None = None, **numbers: Any) -> None:
         """The run has ended: finished, interrupted or failed. Wait for the writer of checkpoints, update run.json
-        (numbers: as for `note`) and release the folder. A run that has written nothing leaves nothing, and the old run
-        stays. A finished run whose last checkpoint could not be written is marked as failed, and a line is printed: it
-        can be resumed from the one before. Only the first call has an effect."""
+        (error: of a run that failed; numbers: as for `note`) and release the folder. A run that has written nothing
+        leaves nothing, and the old run stays. A finished run whose last checkpoint could not be written is marked as
+        failed, and a line is printed: it can be resumed from the one before. Only the first call has an effect."""
         if state not in STATES[1:]:
             raise SettingError(setting="state", seen=state, need=f"one of {', '.join(STATES[1:])}")
         if self._ended:
@@ -276,6 +278,8 @@ class RunFolder:
                     self._print(f"{self.shown}: the training is done, its end (step {lost}) was not saved; {newest}")
                     state = "failed"
                 self._about |= {"state": state, "ended": _now()}
+                if error is not None and state == "failed":
+                    self._about["error"] = in_one_line(f"{type(error).__name__}: {error}", _LONGEST_ERROR)
                 try:
                     saved = self._staged and bool(manifests(self._place / "checkpoints")[0])  # not in its place yet
                     if saved or (self._staged and self._marked and state == "finished"):  # its result is to come
@@ -297,7 +301,7 @@ class RunFolder:
         if kind is None:
             self.end("finished")
         else:
-            self.end("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+            self.end("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed", error)
 
 
 def _now() -> str:
@@ -315,8 +319,8 @@ def _versions() -> dict[str, str]:
 
 def read_run(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The content of run.json: kind, state, begun, ended (ISO 8601, UTC), pid, host, step, epoch, latest, best,
-    versions, went_on (where it was resumed in another environment). None where there is none that can be read. For a
-    run whose process was killed the state is still "running"."""
+    versions, went_on (where it was resumed in another environment), error (of a run that failed). None where there is
+    none that can be read. For a run whose process was killed the state is still "running"."""
     return _read(Path(folder) / "run.json")
 
 
@@ -332,9 +336,24 @@ def _read(path: Path) -> dict[str, Any] | None:
             found.text("ended")
         if "went_on" in about:
             found.texts("went_on")
+        if "error" in about:
+            found.text("error")
     except (OSError, UnicodeDecodeError, FileError, DataError):
         return None
     return about
+
+
+def note_output(folder: str | os.PathLike[str], path: str | os.PathLike[str], digest: str) -> None:
+    """Record in run.json of a run that has ended which adapter or model it has saved. No effect where there is no
+    run.json. FileError where it cannot be written."""
+    about = read_run(folder)
+    if about is None:
+        return
+    about["output"] = {"path": os.fspath(path), "digest": digest}
+    try:
+        write_inside(Path(folder) / "run.json", json.dumps(about, indent=1).encode() + b"\n")
+    except OSError as error:
+        raise FileError(f"{os.fspath(folder)}: run.json: {unwritten(error)}") from None
 
 
 def runs_in(folder: str | os.PathLike[str], depth: int = 6) -> list[tuple[Path, dict[str, Any]]]:

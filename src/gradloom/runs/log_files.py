@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..base.errors import FileError
 from ..base.extras import optional
 from ..base.json_facts import METRICS
@@ -25,6 +27,7 @@ from ..files.inside import opened
 from ..files.regular import open_regular
 
 LINES, CSV, EVENTS = "metrics.jsonl", "metrics.csv", "tensorboard"
+HISTOGRAM = "histogram/"  # begins the name of a dict: low, high, counts, not_finite
 FLUSH_SECONDS = 30.0  # between two flushes of event files, which sync the disk
 
 
@@ -48,7 +51,7 @@ def _parsed(text: bytes, path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise FileError(f"{path}: line {number} is no JSON object; need the metrics of a run")
@@ -186,7 +189,7 @@ class CsvFile:
         """Write the lines that are not in the file yet."""
         assert self._file is not None
         new_lines = self._lines[self._written :]
-        names = dict.fromkeys(n for line in new_lines for n in line if n not in ("schema", "not_finite"))
+        names = dict.fromkeys(n for line in new_lines for n in line if _has_column(n))
         new = [name for name in names if name not in self._columns]
         if new:
             self._columns += new
@@ -203,6 +206,10 @@ class CsvFile:
             self._file = None
 
 
+def _has_column(name: str) -> bool:
+    return name not in ("schema", "not_finite") and not name.startswith(HISTOGRAM)
+
+
 def _cell(value: Any) -> Any:
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
 
@@ -214,8 +221,9 @@ def _row(cells: Sequence[Any]) -> str:
 
 
 class EventFiles:
-    """tensorboard/events.out.tfevents.*: each number of a line as the scalar "kind/name" of its step. The event files
-    of an earlier part of the run are replaced by one with all lines. BackendError without tensorboardX."""
+    """tensorboard/events.out.tfevents.*: each number of a line as the scalar "kind/name" of its step, and histograms.
+    The event files of an earlier part of the run are replaced by one with all lines. BackendError without
+    tensorboardX."""
 
     def __init__(self) -> None:
         self._make_writer = optional("tensorboardX.event_file_writer", "log", "tensorboard").EventsWriter
@@ -241,9 +249,22 @@ class EventFiles:
     def _write(self, record: Mapping[str, Any]) -> None:
         event = self._make_event(wall_time=record["time"], step=record["step"])
         for name, value in record.items():
-            if isinstance(value, (int, float)) and name not in ("step", "time") and math.isfinite(value):
+            if name.startswith(HISTOGRAM) and isinstance(value, Mapping):
+                self._add_histogram(event.summary.value.add(tag=f"{record['kind']}/{name}").histo, value)
+            elif isinstance(value, (int, float)) and name not in ("step", "time") and math.isfinite(value):
                 event.summary.value.add(tag=f"{record['kind']}/{name}", simple_value=value)
         self._writer.write_event(event)
+
+    @staticmethod
+    def _add_histogram(made: Any, value: Mapping[str, Any]) -> None:
+        """Its bins for TensorBoard, which have upper limits; sums are those of the middles of the bins."""
+        counts, low, high = np.array(value["counts"], np.float64), value["low"], value["high"]
+        edges = np.linspace(low, high, len(counts) + 1)
+        middles = (edges[1:] + edges[:-1]) / 2
+        made.min, made.max, made.num = low, high, counts.sum()
+        made.sum, made.sum_squares = float(counts @ middles), float(counts @ middles**2)
+        made.bucket_limit.extend(edges[1:].tolist())
+        made.bucket.extend(counts.tolist())
 
     def _flush(self) -> None:
         self._flushed = time.monotonic()

@@ -19,11 +19,13 @@ from ..graph.stored import replace
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
+from ..plan.memory_map import program_maps
 from .checkpoint import print_line
 from .folder import RunFolder
 from .generators import generator_state, load_generator, state_of
 from .identity import environment_differences, environment_of
 from .module_state import MODULES, ModuleState
+from .plan_file import PLANS, plan_file
 from .schemas import ABOUT_LOOP
 from .state import (
     ANY,
@@ -89,7 +91,8 @@ class Checkpoint:
         self._run: RunFolder | None = None
         self.values: dict[str, Any] = {}
         self._modules = [each for each in objects.values() if isinstance(each, Module)]
-        self._modules += [e.model for e in objects.values() if _is_trainer(e) and isinstance(e.model, Module)]
+        self._trainers = [each for each in objects.values() if _is_trainer(each)]
+        self._modules += [each.model for each in self._trainers if isinstance(each.model, Module)]
         self._attributes: list[ModuleState] = []
         self._own: list[tuple[Any, Mapping[str, Any]]] = []  # to load: objects with load_state, their values
         self._state = TrainState()
@@ -198,9 +201,12 @@ class Checkpoint:
         return None if saved is None else saved.step
 
     def _begin(self, resume: bool) -> RunFolder:
-        return RunFolder(
+        run = RunFolder(
             self._path, "loop", resume=resume, overwrite=self._overwrite, keep=self._keep, on_error=self._on_error
         )
+        if self._trainers:
+            run.files[PLANS] = lambda: plan_file(program_maps(p for each in self._trainers for p in each.plans))
+        return run
 
     def _take(self, entries: Mapping[str, Any]) -> None:
         """Load all, or nothing: after an error of an object's own load_state those before it are as they were."""
@@ -257,9 +263,9 @@ class Checkpoint:
         """The loop is finished: wait for the writer, and release the folder."""
         self._end("finished")
 
-    def _end(self, state: str) -> None:
+    def _end(self, state: str, error: BaseException | None = None) -> None:
         if self._run is not None:
-            self._run.end(state)
+            self._run.end(state, error)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -268,7 +274,7 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
-        self._end("finished" if kind is None else "interrupted" if interrupted else "failed")
+        self._end("finished" if kind is None else "interrupted" if interrupted else "failed", error)
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -33,9 +35,12 @@ from ..base.terminal import in_one_line
 from ..base.training_options import SaveOptions
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
+from ..plan.memory_map import program_maps
 from .events import Resumable, Subscriber, TimeIsUp
+from .failed_step import save_failed_step
 from .folder import RunFolder
 from .identity import FILES, Identity
+from .plan_file import PLANS, plan_file
 from .schemas import ABOUT
 from .state import TrainState, need_schema
 
@@ -80,16 +85,21 @@ class Saver(Subscriber):
         keep, overwrite = as_whole("keep", keep, 1), as_bool("overwrite", overwrite)
         self.folder: RunFolder | None = None  # of rank 0
         if is_root(ranks):
-            self.folder = RunFolder(run, kind, resume=self.resume, overwrite=overwrite, keep=keep)
+            self.folder = self.opened(kind, overwrite, keep)
         self.entries: dict[str, Any] | None = None  # of the checkpoint to load
         self.saved_about: dict[str, Any] = {}
         self._loop: Resumable
         self._identity: Identity | None = None
+        self._first = 0  # the optimiser's step, from 1, of the first step of the loop
         self._held = Held()  # signals that wait for the end of a step
         self._began = self._saved = time.monotonic()
         self._place: object = None  # of the last checkpoint
         self._state = "finished"
         self.time_is_up = False  # `stop_after` has ended the run
+
+    def opened(self, kind: str, overwrite: bool, keep: int) -> RunFolder | None:
+        """The folder of the run, of which this process is the writer; None: nothing is written."""
+        return RunFolder(self.path, kind, resume=self.resume, overwrite=overwrite, keep=keep)
 
     # ---- before the run --------------------------------------------------------------------------------------
 
@@ -144,6 +154,17 @@ class Saver(Subscriber):
 
     def begin(self, loop: Resumable) -> None:
         self._loop = loop
+        if self.folder is not None and self.ranks is None:
+            loop.trainer.driver.on_failed = self._save_failed
+
+    def begin_pass(self, source: Any, open_pass: Any) -> None:
+        self._first = self._loop.trainer.driver.next_step - self._loop.steps
+
+    def _save_failed(self, step: Any, settings: dict[str, Any], rows: int) -> None:
+        """A micro-batch is not finite, and the run ends: the loop counts its steps when the call has ended."""
+        if self.folder is not None:
+            number = self._loop.trainer.driver.next_step - self._first + 1
+            save_failed_step(self.folder, step.run, settings, rows, number)
 
     @contextlib.contextmanager
     def running(self) -> Any:
@@ -166,6 +187,7 @@ class Saver(Subscriber):
         if self.folder is not None:
             for each in loop.subscribers:
                 self.folder.files |= each.files()
+            self.folder.files[PLANS] = lambda: plan_file(program_maps(loop.trainer.plans))
         self._identity = loop.identity()
         if self.entries is None:
             return
@@ -182,7 +204,7 @@ class Saver(Subscriber):
             self.folder.note(epoch=loop.history[-1].epoch, latest=loop.history[-1].numbers())
         if loop.stopped and is_root_rank:
             log.info(f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished")
-        elif loop.steps >= loop.steps_total and loop.is_between_passes and is_root_rank:
+        elif not loop.is_unfinished and loop.is_between_passes and is_root_rank:
             log.info(f"{self.path}: this run has finished, after {loop.steps:,} steps; more epochs continue it")
 
     def _add_earlier(self) -> None:
@@ -339,11 +361,26 @@ class Saver(Subscriber):
         if kind is not None:
             self._state = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
         if self.folder is not None:
-            self.folder.end(self._state)
+            self.folder.end(self._state, error)
+
+
+_replacement: ContextVar[Saver | None] = ContextVar("gradloom_saver", default=None)
+
+
+@contextlib.contextmanager
+def replaced_by(saver: Saver) -> Iterator[None]:
+    """Inside, `saver_of` returns this Saver: a training runs as in the folder of a run, which it does not write."""
+    before = _replacement.set(saver)
+    try:
+        yield
+    finally:
+        _replacement.reset(before)
 
 
 def saver_of(kind: str, ranks: Communicator | None, given: SaveOptions) -> Saver | None:
     """The Saver of a run that has a folder; SettingError for options of one where there is no folder."""
+    if (saver := _replacement.get()) is not None:
+        return saver
     values = values_of(given, SaveOptions)
     asked = {name: value for name, value in values.items() if value is not None and value is not False}
     if given.run is not None:

@@ -52,7 +52,9 @@ _NUMBERS = "measured.numbers"
 _MEASURED: dict[str, Schema] = {
     r"measured\.numbers": mapping(any_number), r"measured\.row\..+": array(("float32", "float64"), ndim=1),
     r"measured\.(sum|weight)\..+": _sums, r"measured\.(counts|weights|labels|output\.[0-9]{1,4})": array(),
+    r"measured\.labels(\..+|\[[0-9]{1,4}\])": array(),  # of several outputs
     r"part\..+": array("float64", ndim=3),  # of several losses: [batches, pairs, (sum, weight)]
+    r"factors": mapping(optional(any_number)),  # of these in their sum; None: an accuracy
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,6 +19,8 @@ from ..base.fit_options import FitOptions, NetworkOptions, Width
 from ..base.habits import AttributeHints, KeywordHints
 from ..base.options import options_of, within
 from ..data.dataset import Dataset
+from ..data.encoding.preprocess import Preprocess
+from ..data.encoding.target import Target
 from ..data.encoding.targets import target_scales
 from ..data.frames import features_of, learned
 from ..data.reading.parquet import whole_table
@@ -25,6 +28,7 @@ from ..data.reading.raw_table import class_name
 from ..data.reading.table_columns import has_texts, is_table, rows_of_table
 from .model import Model
 from .recipe import Recipe
+from .target_loss import balanced, packed
 
 _DESCRIBED = ("seed", "hidden", "batch_size", "lr", "loss", "optimizer", "dropout", "ensemble", "folds")
 
@@ -49,7 +53,7 @@ class _Network:
 
 @dataclass(eq=False, repr=False)
 class _Weighted(_Network):
-    class_weight: str | Mapping[Any, float] | None = None
+    class_weight: str | Mapping[Any, float] | Sequence[Mapping[Any, float]] | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -89,8 +93,8 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator, _Computing, _Netw
         return validate_data(self, X, y, multi_output=True, dtype="numeric", y_numeric=False, **more)
 
     def _fit(self, X: Any, labels: np.ndarray, made: dict[str, Any], sample_weight: Any, **options: Any) -> Any:
-        """Train on rows X and labels i32 [rows], or targets f64 [rows, targets]. made: fields of
-        Preprocess for the target."""
+        """Train on rows X and labels i32 [rows], or targets f64 [rows, targets], class ids of several targets. made:
+        fields of Preprocess for the target; the names of several are its "target"."""
         chosen = self._recipe().with_validation()
         weights = _weights(sample_weight, len(labels))
         if weights is not None and not weights.all():  # a row that weighs nothing is no row
@@ -106,18 +110,22 @@ class _Perceptron(KeywordHints, AttributeHints, BaseEstimator, _Computing, _Netw
             mean, std = target_scales(labels, "y")
             made = made | {"target_mean": mean.tolist(), "target_std": np.where(std > 0, std, 1.0).tolist()}
         preprocess, features = learned(X, names, labels, **made)
-        if is_regression:
-            labels = preprocess.targets_to_outputs(labels)
-        rows = len(labels)
+        made_labels: Any = preprocess.labels(labels)
+        rows = len(features)
         recipe = chosen.decided(preprocess, rows)
         if self.patience and not (recipe.val_split or recipe.folds):
             text = "{patience} requires validation rows: {folds} or {val_split} above 0"
             raise SettingError(text, patience=self.patience, folds=..., val_split=...)
         net = recipe.network(preprocess)
         optimizer = recipe.optimizer_for(net, preprocess, rows)
-        stops, measured = recipe.stopping(preprocess.outputs_to_targets)
+        stops, measured = recipe.stopping(preprocess)
+        if preprocess.targets:
+            made_labels = packed(made_labels, preprocess)
+            factors = _factors(options["class_weight"], made_labels, preprocess)
+            options = {"loss": recipe.loss_of(preprocess, factors)}
+        data = Dataset(features, made_labels, weights=weights)
         self.history_ = recipe.fit(
-            net, Dataset(features, labels, weights=weights), optimizer=optimizer, callbacks=stops, metrics=measured,
+            net, data, optimizer=optimizer, callbacks=stops, metrics=measured,
             progress=False, precision=self.precision, device=self.device, threads=self.threads, **options,
         )  # fmt: skip
         kept = self.history_.kept
@@ -159,7 +167,8 @@ class Classifier(ClassifierMixin, _Perceptron, _Weighted):
     """A multilayer perceptron for classes, with the defaults of `gradloom fit`.
 
     X: an array of numbers [rows, features], or a DataFrame, whose columns may hold texts; empty cells are NaN or None.
-    y: classes, [rows], of any kind.
+    y: classes, [rows], of any kind; or of several targets, [rows, targets], such as 0 and 1 for labels of which a row
+       has any number: one network with a head for each.
 
     hidden        widths of the hidden layers; None: (128, 128)
     epochs        passes over the rows at most; None: by their number
@@ -174,21 +183,34 @@ class Classifier(ClassifierMixin, _Perceptron, _Weighted):
                   are in no folds
     patience      evaluations of these without improvement after which training ends; None: 15; 0: never
     metric        the score that is to improve, as of the command's --metric; None: the loss
-    class_weight  None, "balanced", or {class: weight}
+    class_weight  None, "balanced", or {class: weight}; of several targets a list of these dicts
     precision, device, threads: as in gl.fit. seed: of weights, order of the rows and dropout
+
+    Of several targets classes_ is a list, predict gives [rows, targets], predict_proba a list of an array for each, and
+    score the share of the rows whose targets are all right.
 
     After fit: classes_, n_features_in_, feature_names_in_ (of a DataFrame), history_ (gl.fit's), and model_, a Model
     that gl.save writes and `gradloom predict` takes. The same seed and data give the same bits.
     Errors: those of scikit-learn for arrays that it refuses, DataError and SettingError (ValueErrors) otherwise.
     """
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = tags.classifier_tags.multi_label = True
+        return tags
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
         """Train anew. sample_weight: how much each row weighs in the loss, [rows]; a row of 0 is left out."""
         X, y = self._rows(X, y, reset=True)
-        y = column_or_1d(y, warn=True)
-        if y.dtype.kind == "O" and (bad := next((i for i, label in enumerate(y) if label is None), None)) is not None:
+        is_several = y.ndim == 2 and y.shape[1] > 1
+        y = y if is_several else column_or_1d(y, warn=True)
+        bad = next((i for i, row in enumerate(y.tolist()) if row is None or (is_several and None in row)), None)
+        if y.dtype.kind == "O" and bad is not None:
             raise DataError(f"fit: y is missing in row {bad}; each row must have a class")
+        if is_several:
+            return self._fit_several(X, y, sample_weight)
         check_classification_targets(y)
+        self.classes_: Any
         self.classes_, ids = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(f"fit: y holds one class, {class_name(self.classes_[0])!r:.60}; need at least 2 classes")
@@ -203,15 +225,75 @@ class Classifier(ClassifierMixin, _Perceptron, _Weighted):
         made = {"task": "classification", "classes": [class_name(value) for value in self.classes_.tolist()]}
         return self._fit(X, ids.reshape(-1).astype(np.int32), made, sample_weight, class_weight=weight)
 
+    def _fit_several(self, X: Any, y: np.ndarray, sample_weight: Any) -> Classifier:
+        check_classification_targets(y)
+        found = [np.unique(column, return_inverse=True) for column in y.T]
+        self.classes_ = [classes for classes, _ in found]
+        for k, classes in enumerate(self.classes_):
+            if len(classes) < 2:
+                one = f"{class_name(classes[0])!r:.60}"
+                raise DataError(f"fit: column {k} of y holds one class, {one}; need at least 2 classes")
+        names = [[class_name(value) for value in classes.tolist()] for classes in self.classes_]
+        targets = [Target(f"y {k}", "classification", of) for k, of in enumerate(names)]
+        made = {"task": "classification", "targets": targets}
+        ids = np.stack([ids.reshape(-1) for _, ids in found], axis=1).astype(np.float64)
+        weight: Any = self.class_weight
+        if weight is not None and weight != "balanced":
+            weight = _weights_of_targets(weight, self.classes_)
+        return self._fit(X, ids, made, sample_weight, class_weight=weight)
+
     def predict(self, X: Any) -> np.ndarray:
-        """The likeliest class of each row, [rows], of the dtype of y."""
+        """The likeliest class of each row, [rows] or [rows, targets], of the dtype of y."""
         outputs = self._outputs(X)
+        if isinstance(self.classes_, list):
+            parts = zip(self.classes_, self.model_.of_targets(), strict=True)
+            return np.stack([classes[outputs[:, at].argmax(axis=1)] for classes, (_, at) in parts], axis=1)
         return np.asarray(self.classes_[outputs.argmax(axis=1)])
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """The probability of each class, f64 [rows, classes], in the order of classes_."""
+    def predict_proba(self, X: Any) -> np.ndarray | list[np.ndarray]:
+        """The probability of each class, f64 [rows, classes], in the order of classes_; of several targets a list."""
         outputs = self._outputs(X)
+        if isinstance(self.classes_, list):
+            return [one.probabilities(outputs[:, at]) for one, at in self.model_.of_targets()]
         return self.model_.probabilities(outputs)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The accuracy; of several targets the share of the rows whose targets are all right."""
+        check_is_fitted(self, "model_")
+        if not isinstance(self.classes_, list):
+            return float(super().score(X, y, sample_weight))
+        right = (self.predict(X) == np.asarray(y)).all(axis=1)
+        return float(np.average(right, weights=sample_weight))
+
+
+def _weights_of_targets(given: Any, classes: Sequence[np.ndarray]) -> list[list[float]]:
+    """The weight of each class of each target. given: class_weight of several targets."""
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence) or len(given) != len(classes):
+        need = f"must be None, 'balanced', or a list of a dict for each of {len(classes)} targets"
+        raise SettingError(f"{{class_weight}} is {what_is(given)}; {need}", setting="class_weight")
+    made = []
+    for k, (weights, own) in enumerate(zip(given, classes, strict=True)):
+        if not isinstance(weights, Mapping):
+            text = f"{{class_weight}}[{k}] is {what_is(weights)}; must be a dict of class and weight"
+            raise SettingError(text, setting="class_weight")
+        known = own.tolist()
+        unknown = [label for label in weights if label not in known]
+        if unknown:
+            text = f"{{class_weight}}[{k}]: {unknown[0]!r:.60} is not a class of column {k} of y"
+            raise SettingError(text, setting="class_weight")
+        values = [weights.get(label, 1.0) for label in known]
+        if not all(isinstance(v, (int, float, np.number)) and 0 <= v < np.inf for v in values) or not any(values):
+            text = f"{{class_weight}}[{k}] is {weights!r:.60}; must hold finite numbers of at least 0, one above 0"
+            raise SettingError(text, setting="class_weight")
+        made.append(list(map(float, values)))
+    return made
+
+
+def _factors(weight: Any, labels: np.ndarray, preprocess: Preprocess) -> list[float] | None:
+    """The factors of the classes of several targets, as TargetLoss takes them. labels: packed."""
+    if weight is None:
+        return None
+    return balanced(labels, preprocess) if isinstance(weight, str) else [*itertools.chain(*weight)]
 
 
 @dataclass(eq=False, repr=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,11 +20,14 @@ from ..base.habits import AttributeHints, not_callable
 from ..base.html import html_table, html_text
 from ..base.terminal import in_one_line
 from ..data.encoding.preprocess import Preprocess
-from ..data.encoding.targets import known_targets
+from ..data.encoding.several import given_targets
+from ..data.encoding.target import MIXED
 from ..data.frames import features_of, features_with_warnings, with_encoding
+from ..data.image_table import image_part
 from ..data.reading.cell_rules import UTF_8
-from ..data.reading.raw_table import class_name
+from ..data.reading.raw_table import array_to_predict, class_name
 from ..data.row_uses import RowUses
+from ..data.table import known_rows
 from ..files import load_arrays, load_metadata, need_finite, save_arrays
 from ..graph.leaves import input as input_value
 from ..graph.value import graph_mode
@@ -35,6 +38,7 @@ from ..run.diagnose import Place, first_bad
 from ..train.fit import predict
 from .perceptron import perceptron
 from .scores import class_probabilities, regression_scores
+from .target_scores import Cells, cells_of_targets
 
 MODEL = "model.safetensors"  # in the folder of a `gradloom fit`
 DESCRIPTION = "gradloom.model"  # the key of a file's metadata
@@ -60,18 +64,32 @@ class Model(AttributeHints):
 
     @property
     def task(self) -> str:
-        """ "classification" or "regression"."""
+        """ "classification" or "regression"; "mixed" for several targets of both kinds."""
         return self.preprocess.task
 
     @property
     def target(self) -> str:
-        """The name of the target."""
+        """The name of the target; of several their names, as text."""
         return self.preprocess.target
 
     @property
+    def targets(self) -> list[str]:
+        """The names of the targets, in the order of predictions."""
+        return self.preprocess.target_names
+
+    @property
     def classes(self) -> list[str]:
-        """The names of the classes, in the order of predict_proba's columns; none of a regression."""
+        """The names of the classes, in the order of predict_proba's columns; none of a regression, and of several
+        targets, see of_targets."""
         return list(self.preprocess.classes)
+
+    def of_targets(self) -> list[tuple[Model, slice]]:
+        """(the model as if this were its only target, its columns among the outputs) of each target: `decide` and
+        `probabilities` of such a model take these columns; its network has the outputs of all."""
+        if not self.preprocess.targets:
+            return [(self, slice(0, self.preprocess.outputs))]
+        about = self.about | {"loss": "cross_entropy"}
+        return [(replace(self, preprocess=one, about=about), at) for one, at in self.preprocess.each_target]
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         """TypeError that names `predict`: the network alone is called with features."""
@@ -79,9 +97,11 @@ class Model(AttributeHints):
 
     def predict(self, rows: Any, *, encoding: str | None = None, **options: Any) -> np.ndarray:
         """The class (a text) of each row, [rows]; of a regression numbers in the units of the target, f64 [rows], or
-        [rows, targets] where there are several.
+        [rows, targets] where there are several. Several targets with classes: texts [rows, targets], or texts and
+        numbers, of dtype object, for both kinds.
 
-        rows: the path of a file (.csv, .parquet, .npz, a folder of idx files); a DataFrame of pandas or polars or a
+        rows: the path of a file (.csv, .parquet, .npz, a folder of idx files; of a model of images a file or folder, or
+        a list of them); a DataFrame of pandas or polars or a
         table of pyarrow, whose columns are found by name; an array or a list of rows, in the order of the columns of
         the training. encoding: of a text file, such as "cp1252"; None: as in training. options go to gl.compile
         (device=, precision=, threads=). Unusual rows, such as those with a text unknown from training, cause a warning
@@ -90,17 +110,22 @@ class Model(AttributeHints):
         made = with_encoding(self.preprocess, encoding, rows)
         return self.decide(self.outputs(features_with_warnings(rows, made), **options))
 
-    def predict_proba(self, rows: Any, *, encoding: str | None = None, **options: Any) -> np.ndarray:
-        """The probability of each class, f64 [rows, classes]; SettingError for a regression. Arguments as for
-        predict."""
-        if self.task != "classification":
+    def predict_proba(
+        self, rows: Any, *, encoding: str | None = None, **options: Any
+    ) -> np.ndarray | dict[str, np.ndarray]:
+        """The probability of each class, f64 [rows, classes]; of several targets such an array by the name of each
+        that has classes. SettingError for a regression. Arguments as for predict."""
+        if self.task == "regression":
             raise SettingError("predict_proba: the model is a regression, which has no classes; need predict")
         made = with_encoding(self.preprocess, encoding, rows)
-        return self.probabilities(self.outputs(features_with_warnings(rows, made), **options))
+        outputs = self.outputs(features_with_warnings(rows, made), **options)
+        if not self.preprocess.targets:
+            return self.probabilities(outputs)
+        return {one.target: one.probabilities(outputs[:, at]) for one, at in self.of_targets() if one.classes}
 
     def score(self, rows: Any, targets: Any = None, *, encoding: str | None = None, **options: Any) -> float:
         """The accuracy of a classification, R2 of a regression (the mean of the targets' R2), as scikit-learn's
-        estimators have it.
+        estimators have it; of several targets the mean of the accuracy or R2 of each, over the rows that have it.
 
         rows: as for predict. targets: the class or the number of each row, [rows] or [rows, targets]; None: those of
         the file or table, in its column of the target's name. Rows without a target, and those of a class that the
@@ -111,12 +136,11 @@ class Model(AttributeHints):
         made = with_encoding(self.preprocess, encoding, rows)
         features, found, notes, problems = features_of(rows, made)
         if targets is not None:
-            found, problems = known_targets(_targets(targets, len(features), self.task), made)
+            found, problems = given_targets(_targets(targets, len(features), self.task), made)
         if found is None:
             given = "are of another kind" if targets is not None else "are missing"
             raise DataError(f"score: targets {given}; requires the {self.target!r:.60} of each row")
-        is_class = self.task == "classification"
-        known = found >= 0 if is_class else np.isfinite(found).all(axis=1)
+        known = known_rows(found, made)
         if not known.any():
             raise DataError(f"score: no row has a {self.target!r:.60} that the model knows")
         lost = int((~known).sum())
@@ -124,7 +148,9 @@ class Model(AttributeHints):
         for note in [*notes, *problems, *[left_out] * bool(lost)]:
             warnings.warn(note, stacklevel=2)
         outputs = self.outputs(features, **options)
-        if is_class:
+        if made.targets:
+            return _mean_score(cells_of_targets(made, outputs, found))
+        if self.task == "classification":
             return float((outputs.argmax(axis=1) == found)[known].mean())
         numbers = made.outputs_to_targets(outputs)[known]
         score = regression_scores(numbers, found[known], uncertainties=False)["r2"]
@@ -132,7 +158,7 @@ class Model(AttributeHints):
             raise DataError(f"score: {self.target!r:.60} is the same in all rows; R2 requires different numbers")
         return score
 
-    def outputs(self, features: np.ndarray, **options: Any) -> np.ndarray:
+    def outputs(self, features: Any, **options: Any) -> np.ndarray:
         """The outputs of the network, f32 [rows, outputs]; DataError if they are not finite: it names the row and the
         first such node."""
         outputs = predict(self.net, features, **options)
@@ -143,6 +169,9 @@ class Model(AttributeHints):
 
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         """The predictions for these outputs, as `predict` returns them."""
+        if self.preprocess.targets:
+            columns = [one.decide(outputs[:, at]) for one, at in self.of_targets()]
+            return np.stack([c.astype(object) for c in columns] if self.task == MIXED else columns, axis=1)
         if self.task == "classification":
             return np.array(self.classes)[outputs.argmax(axis=1)]
         values = self.preprocess.outputs_to_targets(outputs)
@@ -152,11 +181,39 @@ class Model(AttributeHints):
         """f64 [rows, classes]: the softmax of logits; see class_probabilities for the loss mse."""
         return class_probabilities(outputs, str(self.about.get("loss", "cross_entropy")))
 
+    def uses_of(
+        self, path: str | os.PathLike[str], digest: str, features: Any, targets: np.ndarray
+    ) -> tuple[np.ndarray | None, list[str]]:
+        """(the use of each row of a file in the training, u8 [rows], see RowUses; None where it is not known; warnings
+        on training rows in such a file).
+
+        path, digest: of the file. features, targets: of its rows, as features_of returns them.
+        """
+        seen = "the model was trained on this file"
+        if self.uses is None:
+            is_own = self.about.get("data") == digest
+            return None, [f"{seen} and does not hold which rows: scores include training rows"] * is_own
+        try:
+            uses = self.uses.of_file(digest, self._part(path), len(features))
+        except DataError as error:
+            return None, [f"{seen}, and its rows differ from those of the training ({error}): scores may include these"]
+        if uses is None and (count := self.uses.found_in(features, targets)):
+            what = f"{count:,} of {len(self.uses.sample):,} training rows that were compared"
+            return None, [f"{what} are in this file, with their targets: scores include training rows"]
+        return uses, []
+
+    def _part(self, path: str | os.PathLike[str]) -> str:
+        """The array, or the part of a folder of images, that predict reads."""
+        return image_part(path) if self.preprocess.kind == "images" else array_to_predict(Path(path))
+
     def facts(self) -> dict[str, str]:
         """A description: text by name."""
         made = self.preprocess
         if made.kind == "array":
             inputs = f"arrays of shape {made.shape}"
+        elif made.kind == "images":
+            channels, height, width = made.shape
+            inputs = f"images, {'grey' if channels == 1 else 'colour'}, resized to {height} x {width}"
         else:
             used = [c for c in made.columns if c.kind != "unused"]
             names = ", ".join(c.name if c.kind == "number" else f"{c.name} ({c.kind})" for c in used[:20])
@@ -168,6 +225,10 @@ class Model(AttributeHints):
         if self.classes:
             more = ", ..." if len(self.classes) > 20 else ""
             facts["classes"] = f"{len(self.classes)}: {', '.join(self.classes[:20])}{more}"
+        for one in self.preprocess.targets:
+            classes = f": {', '.join(one.classes[:20])}{', ...' if len(one.classes) > 20 else ''}"
+            about = f"{len(one.classes)} classes{classes}" if one.classes else "numbers"
+            facts[f"target {in_one_line(one.name)}"] = about
         facts["network"] = f"{self.net.parameter_count():,} parameters"
         if self.metrics:
             shown = (f"{name} {value:.6g}" for name, value in self.metrics.items() if not name.endswith("_unc"))
@@ -191,6 +252,23 @@ class Model(AttributeHints):
         return html_table((), self.facts().items()) + html_text(repr(self.net))
 
 
+def _mean_score(cells: Sequence[Cells]) -> float:
+    """The mean over the targets of the accuracy, or of R2."""
+    made = []
+    for one in cells:
+        name = one.preprocess.target
+        if not len(one.rows):
+            warnings.warn(f"score: no row has a {name!r:.60} that the model knows; it does not count", stacklevel=3)
+            continue
+        if one.preprocess.task == "classification":
+            made.append(float((one.outputs.argmax(axis=1) == one.targets).mean()))
+            continue
+        made.append(regression_scores(one.numbers, one.targets, uncertainties=False)["r2"])
+        if np.isnan(made[-1]):
+            raise DataError(f"score: {name!r:.60} is the same in all rows; R2 requires different numbers")
+    return float(np.mean(made))
+
+
 def _targets(given: Any, rows: int, task: str) -> np.ndarray:
     """Targets that a caller gives, as an array; DataError unless there is one for each row."""
     targets = np.asarray(given)
@@ -198,8 +276,11 @@ def _targets(given: Any, rows: int, task: str) -> np.ndarray:
         raise DataError(f"score: targets of shape {list(targets.shape)}; requires one for each of {rows} rows")
     if targets.dtype.kind != "O":
         return targets
+    if task == MIXED:
+        return targets
     if task == "classification":
-        return np.array([class_name(value) for value in targets.tolist()])
+        names = [class_name(value) for value in targets.reshape(-1).tolist()]
+        return np.array(names).reshape(targets.shape)
     try:
         return targets.astype(np.float64)
     except (TypeError, ValueError):
@@ -211,14 +292,16 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def why_not_finite(net: Module, features: np.ndarray, outputs: np.ndarray, **options: Any) -> str | None:
+def why_not_finite(net: Module, features: Any, outputs: np.ndarray, **options: Any) -> str | None:
     """ "row 7 is not finite: ...": the first row of outputs that is not, and the first node that is not for it; None
-    where all are finite. features, outputs: of `predict`, with these options of gl.compile."""
+    where all are finite. features, outputs: of `predict`, with these options of gl.compile. Features may be an object
+    that makes rows."""
     bad = np.flatnonzero(~np.isfinite(outputs).reshape(len(outputs), -1).all(axis=1))
     if not bad.size:
         return None
     row = int(bad[0])
-    one = np.ascontiguousarray(features[row : row + 1], np.float32)
+    one = features[row : row + 1] if isinstance(features, np.ndarray) else features[row][None]
+    one = np.ascontiguousarray(one, np.float32)
     with graph_mode(), mode(False):
         value = net(input_value("features", one.shape))
     run = compile_program([value], **options)
@@ -363,6 +446,6 @@ def _check_network(model: Model) -> None:
     """DataError unless inputs and outputs of the network match the preprocessing."""
     made = model.preprocess
     with graph_mode(), mode(False):
-        outputs: Any = model.net(input_value("x", (1, made.inputs)))
+        outputs: Any = model.net(input_value("x", (1, *made.row_shape)))
     if outputs.shape != (1, made.outputs):
         raise DataError(f"the network makes {list(outputs.shape)} of a row; need {[1, made.outputs]}")

@@ -45,9 +45,11 @@ def network(
         layers.append(nn.MemberLinear(members, width, size, activation="relu"))
         width = size
     layers.append(nn.MemberLinear(members, width, preprocess.outputs))
-    average = "probabilities" if loss == "cross_entropy" else "outputs"
+    several = preprocess.targets if preprocess.task != "regression" else []
+    average = "probabilities" if several or loss == "cross_entropy" else "outputs"
     shortcut = preprocess.inputs if has_shortcut(preprocess) else None
-    return nn.Ensemble(*layers, average=average, dropout=dropout, shortcut=shortcut)
+    heads = [one.width for one in several] or None
+    return nn.Ensemble(*layers, average=average, dropout=dropout, shortcut=shortcut, heads=heads)
 
 
 def has_shortcut(preprocess: Preprocess) -> bool:

@@ -4,25 +4,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
-
-import numpy as np
 
 from .. import nn
 from ..base.defaults import LEAST_VALIDATED, VALIDATED
 from ..base.errors import DataError, SettingError
 from ..data.dataset import Dataset, split_rows
 from ..data.encoding.preprocess import Preprocess
+from ..data.encoding.target import MIXED
 from ..optim.optimizer import Optimizer
 from ..train.fit import fit
 from ..train.history import History
-from ..train.metrics import Metric
+from ..train.metric import Metric
 from ..train.result import MAIN
 from ..train.stopping import EarlyStopping
+from .convolutional import DROPOUT, channels_for, convolutional
 from .perceptron import OPTIMIZERS, TABLE, need_room, network, optimizer_for
 from .scores import HIGHER, SCORES, is_defined, score_metric
+from .target_loss import TargetLoss, unpacked
+from .target_scores import is_defined_for_some, mean_metric
 
 MEMBERS = 8  # networks of an ensemble
 PATIENCE = 15  # evaluations without improvement
@@ -34,13 +36,13 @@ _default: Any = None  # chosen by Recipe.decided
 class Recipe:
     """The settings of a training that depend on the data. None: the default, chosen by `decided`.
 
-    hidden      widths of the hidden layers
-    dropout     share of the hidden layers' outputs that a step leaves out
+    hidden      widths of the hidden layers; of images the channels of the convolutions
+    dropout     share of the hidden layers' outputs that a step leaves out; of images of those of the last block
     ensemble    number of networks that are trained and averaged
     val_split   share of the rows for validation
     folds       parts of the rows, each of which validates the networks that do not train on it; 0: none
     lr          learning rate of the first step
-    loss        "cross_entropy" or "mse"
+    loss        "cross_entropy", "mse", or of a regression "l1" or "huber"; of several targets that of the numbers
     patience    evaluations without improvement until training ends; 0: it does not end early
     metric      the score to improve, one of scores.SCORES; None: the loss, or `monitor`
     monitor     the number to improve, as for EarlyStopping
@@ -84,8 +86,8 @@ class Recipe:
         """With defaults for data of this kind and number of rows. has_val: there are separate validation rows.
 
         SettingError for settings that cannot be combined, or have no effect."""
-        images = preprocess.kind == "array"
-        hidden = [500] if images else [128, 128]
+        images, shape = preprocess.kind != "columns", preprocess.image_shape
+        hidden = channels_for(shape, rows) if shape else [500] if images else [128, 128]
         hidden = hidden if self.hidden is None else self.hidden
         if self.dropout and not hidden:
             raise SettingError("{dropout} requires at least one {hidden} layer", dropout=self.dropout, hidden=...)
@@ -99,11 +101,9 @@ class Recipe:
             split = VALIDATED if rows >= LEAST_VALIDATED and not folds else 0.0
         validates = bool(has_val or split or folds)
         self._check_stopping(preprocess.task, validates)
-        loss = self.loss or ("cross_entropy" if preprocess.task == "classification" else "mse")
-        if loss == "cross_entropy" and preprocess.task == "regression":
-            raise SettingError("{loss} requires {task} classification; use mse for a regression", loss=loss, task=...)
+        loss = self._decided_loss(preprocess)
         stops = validates and (not images or self.metric is not None)
-        dropout = 0.1 if hidden and not images else 0.0
+        dropout = (DROPOUT if shape else 0.0 if images else 0.1) if hidden else 0.0
         made = replace(
             self,
             hidden=hidden,
@@ -116,8 +116,25 @@ class Recipe:
             patience=self.patience if self.patience is not None else PATIENCE if stops else 0,
         )
         trained = made.trained(rows)
-        batch_size = min(self.batch_size or batch_size_for(trained, images), trained)
-        return replace(made, epochs=self.epochs or _epochs_for(trained, images), batch_size=batch_size)
+        batch_size = min(self.batch_size or batch_size_for(trained, preprocess), trained)
+        return replace(made, epochs=self.epochs or _epochs_for(trained, preprocess), batch_size=batch_size)
+
+    def _decided_loss(self, preprocess: Preprocess) -> str:
+        """The name of the loss; of several targets that of the numbers among them."""
+        loss = self.loss or ("cross_entropy" if preprocess.task == "classification" else "mse")
+        if loss == "cross_entropy" and preprocess.task == "regression":
+            raise SettingError("{loss} requires {task} classification; use mse for a regression", loss=loss, task=...)
+        if preprocess.kind == "images" and loss != "cross_entropy":
+            raise SettingError("{loss}: images of a folder have classes; use cross_entropy", loss=loss)
+        if loss in ("l1", "huber") and preprocess.task == "classification":
+            text = "{loss} requires {task} regression; use cross_entropy or mse for classes"
+            raise SettingError(text, loss=loss, task=...)
+        if preprocess.targets and loss == "mse" and preprocess.task == "classification":
+            raise SettingError("{loss}: mse of classes requires a single {target}", loss=loss, target=...)
+        if preprocess.task == MIXED and loss == "cross_entropy":
+            text = "{loss} requires targets that are all classes; with numbers among them it must be mse, l1 or huber"
+            raise SettingError(text, loss=loss)
+        return loss
 
     def _folds(self, rows: int, members: int) -> int:
         if self.folds is None:
@@ -133,6 +150,9 @@ class Recipe:
         if self.metric is not None and not validates:
             text = "{metric} requires validation rows: {folds} or {val_split} above 0"
             raise SettingError(text, metric=self.metric, folds=..., val_split=...)
+        if self.metric is not None and task == MIXED:
+            text = "{metric} requires targets that are all classes, or all numbers; omit it: the loss decides"
+            raise SettingError(text, metric=self.metric)
         if self.metric is not None and self.metric not in SCORES[task]:
             raise SettingError(
                 setting="metric", seen=self.metric, need=f"one of {', '.join(SCORES[task])} for a {task}"
@@ -146,6 +166,8 @@ class Recipe:
 
     def network(self, preprocess: Preprocess) -> nn.Sequential:
         """The network; SettingError if the free memory is too small to train it."""
+        if preprocess.image_shape is not None:
+            return convolutional(preprocess, self.hidden, self.dropout)
         need_room(preprocess, self.hidden, self.ensemble)
         return network(preprocess, self.hidden, self.dropout, self.ensemble, self.loss)
 
@@ -157,48 +179,62 @@ class Recipe:
         self, net: nn.Module, preprocess: Preprocess, rows: int, groups: Sequence[dict[str, Any]] = ()
     ) -> Optimizer:
         """The optimiser of `net` for this number of rows. groups: as for gl.optim."""
-        return optimizer_for(net, self.optimizer, self.lr, self.steps(rows), groups, preprocess.kind == "array")
+        return optimizer_for(net, self.optimizer, self.lr, self.steps(rows), groups, preprocess.kind != "columns")
 
-    def stopping(
-        self, units: Callable[[np.ndarray], np.ndarray]
-    ) -> tuple[list[EarlyStopping], dict[str, Metric] | None]:
-        """(callbacks, metrics) for gl.fit: early stopping that restores the best weights; none with patience 0. units:
-        as for score_metric."""
+    def stopping(self, preprocess: Preprocess) -> tuple[list[EarlyStopping], dict[str, Metric] | None]:
+        """(callbacks, metrics) for gl.fit: early stopping that restores the best weights; none with patience 0."""
         if not self.patience:
             return [], None
         if self.metric is None:
             return [EarlyStopping(self.patience, restore_best=True, monitor=self.monitor)], None
         mode = "max" if self.metric in HIGHER else "min"
-        stops = _ScoreStopping(self.patience, restore_best=True, monitor=f"val_{self.metric}", mode=mode)
+        name = f"mean_{self.metric}" if preprocess.targets else self.metric
+        stops = _ScoreStopping(self.patience, restore_best=True, monitor=f"val_{name}", mode=mode)
+        stops.preprocess = preprocess
+        if preprocess.targets:
+            return [stops], {name: mean_metric(self.metric, preprocess)}
         if self.metric == "accuracy":  # which gl.fit measures
             return [stops], None
-        return [stops], {self.metric: score_metric(self.metric, self.loss, units)}
+        return [stops], {self.metric: score_metric(self.metric, self.loss, preprocess.outputs_to_targets)}
 
-    def fit(self, net: nn.Module, data: Dataset, **options: Any) -> History:
-        """Train with these settings; options: as for gl.fit."""
+    def loss_of(self, preprocess: Preprocess, class_weight: Sequence[float] | None = None) -> str | TargetLoss:
+        """The loss of a network for this table. class_weight: of several targets, see `balanced`."""
+        numbers = "mse" if self.loss == "cross_entropy" else self.loss
+        return TargetLoss(preprocess, numbers, class_weight) if preprocess.targets else self.loss
+
+    def fit(self, net: nn.Module, data: Dataset, loss: str | TargetLoss | None = None, **options: Any) -> History:
+        """Train with these settings. loss: as of loss_of, None: the name; options: as for gl.fit."""
         return fit(
-            net, data, loss=self.loss, epochs=self.epochs, batch_size=self.batch_size, val_split=self.val_split,
+            net, data, loss=loss or self.loss, epochs=self.epochs, batch_size=self.batch_size, val_split=self.val_split,
             folds=self.folds, seed=self.seed, **options,
         )  # fmt: skip
 
 
-def batch_size_for(rows: int, images: bool) -> int:
+def batch_size_for(rows: int, preprocess: Preprocess) -> int:
     """The default batch size, which may exceed the number of rows."""
-    return 32 if rows < 5000 else 500 if images else 128
+    is_perceptron = preprocess.kind == "array" and preprocess.image_shape is None
+    return 32 if rows < 5000 else 500 if is_perceptron else 128
 
 
-def _epochs_for(rows: int, images: bool) -> int:
-    if images:
+def _epochs_for(rows: int, preprocess: Preprocess) -> int:
+    if preprocess.image_shape is not None:
+        return 100 if rows < 1000 else 50 if rows < 5000 else 20 if rows < 20000 else 10
+    if preprocess.kind != "columns":
         return 100 if rows < 1000 else 10 if rows >= 20000 else 50
     return 100 if rows < 1000 else 50 if rows < 5000 else 30 if rows < 20000 else 12 if rows < 100000 else 4
 
 
 class _ScoreStopping(EarlyStopping):
-    """EarlyStopping on one of scores.SCORES; DataError at the start where the validation rows do not define it."""
+    """EarlyStopping on one of scores.SCORES; DataError at the start where the validation rows do not define it, of
+    several targets for none of them."""
+
+    preprocess: Preprocess
 
     def begin(self, loop: Any) -> None:
-        name = (self.monitor or "").removeprefix("val_")
-        if not is_defined(name, *loop.evaluator.labels(MAIN)):
+        name = (self.monitor or "").removeprefix("val_").removeprefix("mean_")
+        labels, weights = loop.evaluator.labels(MAIN)
+        cells = unpacked(labels, self.preprocess) if self.preprocess.targets else None
+        if not (is_defined(name, labels, weights) if cells is None else is_defined_for_some(name, cells, weights)):
             known = next(names for names in SCORES.values() if name in names)
             others = ", ".join(other for other in known if other != name)
             need = "two classes" if name == "roc_auc" else "targets that differ"

@@ -2,19 +2,22 @@
 
 The definitions are scikit-learn's (balanced_accuracy_score, f1_score(average="macro"), roc_auc_score with
 multi_class="ovr", log_loss, brier_score_loss, root_mean_squared_error, mean_absolute_error, r2_score). An
-uncertainty is the standard deviation of the score over resamplings of the rows (bootstrap) from a fixed seed.
+uncertainty is the standard deviation of the score over resamplings of the rows (bootstrap) from a fixed seed; it does
+not depend on the order of the rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base.errors import ShapeError
-from ..train.metrics import UNCERTAINTY, Metric, standard_error
+from ..metrics.ranking import Ranking
+from ..train.metric import UNCERTAINTY, Metric
+from ..train.metrics import standard_error
 
 _RESAMPLINGS = 200
 _MOST_NUMBERS = 100_000_000  # that all resamplings of one score look at; large data need fewer of them
@@ -22,6 +25,15 @@ _SEED = 0
 _MOST_SHOWN = 50  # classes of a confusion matrix
 
 Scores = dict[str, float]
+
+
+class Measure(NamedTuple):
+    """Scores of rows as a function of their weights, f64 [rows]; what resamplings need: keys, numbers of each row that
+    order the rows, and how many numbers one resampling looks at."""
+
+    scores: Callable[[np.ndarray], Scores]
+    keys: Sequence[np.ndarray]
+    numbers: int
 
 
 def classification_scores(
@@ -36,12 +48,18 @@ def classification_scores(
     rows. ShapeError where the arrays do not fit together.
     """
     _check(probabilities, labels, weights)
+    scores, keys, numbers = class_measure(probabilities, labels)
+    return with_uncertainties(scores, keys, numbers if uncertainties else 0, weights)
+
+
+def class_measure(probabilities: np.ndarray, labels: np.ndarray) -> Measure:
+    """The scores of classification_scores."""
     rows, classes = probabilities.shape
     predicted = probabilities.argmax(axis=1)
     own = probabilities[np.arange(rows), labels]
     surprise = -np.log(np.clip(own, np.finfo(np.float64).eps, 1.0))
     squares = np.square(probabilities).sum(axis=1) - 2 * own + 1
-    curves = [_Ranking(probabilities[:, c], labels == c) for c in ((1,) if classes == 2 else range(classes))]
+    curves = [Ranking(probabilities[:, c], labels == c) for c in ((1,) if classes == 2 else range(classes))]
 
     def scores(weight: np.ndarray) -> Scores:
         total = weight.sum()
@@ -58,7 +76,7 @@ def classification_scores(
             "brier": float((weight * squares).sum() / total / (2 if classes == 2 else 1)),
         }
 
-    return _with_uncertainties(scores, rows, rows * (len(curves) + 4) if uncertainties else 0, weights)
+    return Measure(scores, (squares, own, predicted, labels), rows * (len(curves) + 4))
 
 
 def class_probabilities(outputs: np.ndarray, loss: str) -> np.ndarray:
@@ -82,6 +100,12 @@ def regression_scores(
     predicted, true: f64 [rows, targets]; each score is the mean of those of the targets. r2 is nan where a target is
     constant. ShapeError where the arrays do not fit together.
     """
+    scores, keys, numbers = number_measure(predicted, true)
+    return with_uncertainties(scores, keys, numbers if uncertainties else 0, weights)
+
+
+def number_measure(predicted: np.ndarray, true: np.ndarray) -> Measure:
+    """The scores of regression_scores."""
     true = np.reshape(true, predicted.shape).astype(np.float64)
     error = np.abs(predicted - true)
 
@@ -99,7 +123,8 @@ def regression_scores(
             "mae": float((share @ error).mean()),
         }
 
-    return _with_uncertainties(scores, len(true), 4 * true.size if uncertainties else 0, weights)
+    keys = [*np.reshape(predicted, (len(true), -1)).T, *np.reshape(true, (len(true), -1)).T]
+    return Measure(scores, keys, 4 * true.size)
 
 
 def of_each_class(predicted: np.ndarray, labels: np.ndarray, names: list[str]) -> dict[str, dict[str, float]]:
@@ -200,38 +225,26 @@ def gain(model: np.ndarray, baseline: np.ndarray, weights: np.ndarray | None = N
 # ---- uncertainties ---------------------------------------------------------------------------------------------------
 
 
-class _Ranking:
-    """Rows in the order of a score, for the area under the ROC curve with any row weights (ties count half)."""
-
-    def __init__(self, score: np.ndarray, positive: np.ndarray) -> None:
-        self.order = np.argsort(-score, kind="stable")
-        ranked = score[self.order]
-        self.starts = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
-        self.positive = positive[self.order]
-
-    def area(self, weight: np.ndarray) -> float:
-        """nan where all rows that weigh something are on one side."""
-        ranked = weight[self.order]
-        up = np.add.reduceat(np.where(self.positive, ranked, 0.0), self.starts)
-        right = np.add.reduceat(np.where(self.positive, 0.0, ranked), self.starts)
-        if not up.any() or not right.any():
-            return math.nan
-        return float((right * (np.cumsum(up) - up / 2)).sum() / (up.sum() * right.sum()))
-
-
-def _with_uncertainties(
-    scores: Callable[[np.ndarray], Scores], rows: int, numbers: int, weights: np.ndarray | None
+def with_uncertainties(
+    scores: Callable[[np.ndarray], Scores], keys: Sequence[np.ndarray], numbers: int, weights: np.ndarray | None
 ) -> Scores:
-    """The scores, each followed by its standard deviation over resamplings; `numbers`: that one of them looks at, 0:
-    the scores alone."""
+    """The scores, each followed by its standard deviation over resamplings.
+
+    keys: numbers of each row, [rows] each. Resamplings draw the rows in their order by these, the last one first: the
+    same rows in another order have the same uncertainty. numbers: that one resampling looks at, 0: the scores alone.
+    """
+    rows = len(keys[0])
     weight = np.ones(rows) if weights is None else weights.astype(np.float64)
     found = scores(weight)
     if not numbers:
         return found
     rng = np.random.default_rng(_SEED)
+    order = np.lexsort((weight, *keys))
     drawn = []
     for _ in range(min(_RESAMPLINGS, max(_MOST_NUMBERS // max(numbers, 1), 20)) if rows > 1 else 0):
-        count = weight * np.bincount(rng.integers(0, rows, rows), minlength=rows)
+        count = np.empty(rows)
+        count[order] = np.bincount(rng.integers(0, rows, rows), minlength=rows)
+        count *= weight
         if count.any():
             drawn.append(scores(count))
     made: Scores = {}

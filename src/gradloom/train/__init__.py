@@ -18,7 +18,7 @@ from .fit import evaluate, fit, predict
 from .history import History
 from .log import Log
 from .loop import Loop
-from .metrics import Metric
+from .metric import Metric
 from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Evaluation, Result
 from .stopping import EarlyStopping

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .. import losses
 from ..base.errors import SettingError
 from ..base.habits import keyword_hint
 from ..base.settings import Switches, switches
@@ -18,12 +19,13 @@ from ..run.backend import backend, check_effect
 from ..run.budget import ProcessBudget, check_one_process
 from ..run.compile import compile as compile_program
 from ..run.compile import device_names
+from .class_weight import Tables
 
 T = TypeVar("T")
 
 
 def check_used(
-    use: TrainerOptions, build: str, loss: Any, communicator: Communicator | None, class_weights: np.ndarray | None
+    use: TrainerOptions, build: str, loss: Any, communicator: Communicator | None, class_weights: Tables
 ) -> None:
     """SettingError for a setting of a Trainer that would have no effect."""
     for name in ("max_norm", "max_value"):
@@ -33,9 +35,10 @@ def check_used(
     if communicator is None and use.exchange != "ordered":
         text = "{exchange} requires {communicator}"
         raise SettingError(text, exchange=use.exchange, communicator=..., place="Trainer")
-    if class_weights is not None and loss in ("mean", "sum"):
+    reads = losses.named(loss) if isinstance(loss, str) else loss
+    if class_weights is not None and isinstance(reads, losses.Loss) and not reads.has_labels:
         text = "{class_weights} cannot be combined with {loss}, which reads no labels"
-        raise SettingError(text, class_weights=..., loss=loss, place="Trainer")
+        raise SettingError(text, class_weights=..., loss=str(loss), place="Trainer")
 
 
 def budget_of(

@@ -34,6 +34,7 @@ class StepArguments(TypedDict, total=False):
 
 class FitArguments(TypedDict, total=False):
     epochs: int
+    steps_per_epoch: int | None
     batch_size: int
     micro_batch_size: int | None
     val_split: float
@@ -57,6 +58,9 @@ class FitArguments(TypedDict, total=False):
     stop_after: str | None
     log: str | Sequence[str]
     log_every: str | None
+    watch: str | Sequence[str]
+    watch_every: str | None
+    watch_what: str
     memory: int | str | None
     dynamic: bool
     device: str | None

@@ -11,6 +11,7 @@ import numpy as np
 from .. import ops
 from ..base.dtypes import f32, i32
 from ..base.errors import DataError, DTypeError, GraphError, ShapeError
+from ..base.structures import Structure, leaves
 from ..graph.grad import gradients
 from ..graph.leaves import constant
 from ..graph.value import Value, describe
@@ -55,7 +56,7 @@ class BatchLoss:
     For gradients through the joined rows, as with negatives of the batch, use `through`.
     """
 
-    def values(self, outputs: Outputs, labels: Value | None, weights: Value | None = None) -> Sequence[Value]:
+    def values(self, outputs: Outputs, labels: Structure | None, weights: Value | None = None) -> Sequence[Value]:
         """Part 1."""
         raise NotImplementedError
 
@@ -64,7 +65,7 @@ class BatchLoss:
         raise NotImplementedError
 
     def loss(
-        self, outputs: Outputs, labels: Value | None, joined: Sequence[Value], weights: Value | None = None
+        self, outputs: Outputs, labels: Structure | None, joined: Sequence[Value], weights: Value | None = None
     ) -> tuple[Value, Value]:
         """Part 3."""
         raise NotImplementedError
@@ -99,12 +100,12 @@ class _Through(BatchLoss):
     def __repr__(self) -> str:
         return f"BatchLoss.through({getattr(self.function, '__qualname__', type(self.function).__name__)})"
 
-    def values(self, outputs: Outputs, labels: Value | None, weights: Value | None = None) -> list[Value]:
+    def values(self, outputs: Outputs, labels: Structure | None, weights: Value | None = None) -> list[Value]:
         given = values_of(outputs)
         if weights is not None and weights.ndim > 1:
             raise DataError(f"loss: class weights of sequences are {describe(weights)}; need one value per row")
         each = constant(np.ones(given[0].shape[:1], np.float32)) if weights is None else weights
-        return [each, *given, *([] if labels is None else [labels])]
+        return [each, *given, *leaves(labels)]
 
     def join(self, values: Sequence[Value]) -> list[Value]:
         weights, *given = values
@@ -118,7 +119,7 @@ class _Through(BatchLoss):
         return [losses, *(ops.broadcast_to(constant(0.0), v.shape) if g is None else g for v, g in found)]
 
     def loss(
-        self, outputs: Outputs, labels: Value | None, joined: Sequence[Value], weights: Value | None = None
+        self, outputs: Outputs, labels: Structure | None, joined: Sequence[Value], weights: Value | None = None
     ) -> tuple[Value, Value]:
         losses, *slopes = joined
         real = [v for v in values_of(outputs) if v.dtype.is_float]
@@ -128,7 +129,7 @@ class _Through(BatchLoss):
 
 
 def batch_values(
-    loss: BatchLoss, outputs: Outputs, labels: Value | None, weights: Value | None, rows: int
+    loss: BatchLoss, outputs: Outputs, labels: Structure | None, weights: Value | None, rows: int
 ) -> list[Value]:
     """Part 1 of a micro-batch of n rows, checked."""
     made = loss.values(outputs, labels, **_weights_for(loss.values, weights))
@@ -149,7 +150,7 @@ def joined_values(loss: BatchLoss, values: Sequence[Value], rows: int) -> list[V
 
 
 def batch_pair(
-    loss: BatchLoss, outputs: Outputs, labels: Value | None, joined: Sequence[Value], weights: Value | None
+    loss: BatchLoss, outputs: Outputs, labels: Structure | None, joined: Sequence[Value], weights: Value | None
 ) -> tuple[Value, Value]:
     """Part 3 of a micro-batch, checked."""
     pair = loss.loss(outputs, labels, joined, **_weights_for(loss.loss, weights))

@@ -134,11 +134,12 @@ class CompiledBatch:
     statistics: tuple[Stored, ...] = ()  # arrays of the model that it writes before its optimiser step
     layout: MetricLayout = EMPTY  # of the outputs after loss, weight and predictions
     join: Join | None = None  # whose joined rows it reads
+    watched: Any = None  # the program of its watched values
 
     @property
     def needs_truth(self) -> bool:
-        """Whether its outputs are compared with labels and row weights."""
-        return self.has_predictions or bool(self.layout.size)
+        """Whether its outputs are compared with labels and row weights: those of metrics that are pairs are not."""
+        return self.has_predictions or bool(self.layout.per_row) or self.layout.outputs is not None
 
     def extra(self, outputs: list[T]) -> list[T]:
         """The outputs of metrics, among the outputs or their arrays."""

@@ -27,7 +27,8 @@ class BatchResult:
 
     step      the optimiser step of this training, from 1
     epoch     the pass, as EpochResult counts it
-    rows      i64 [n]: which rows of the data set, in the order in which they were trained on
+    rows      i64 [n]: which rows of the data set, in the order in which they were trained on; of an iterable of
+              batches their numbers in this pass, from 0
     loss      of these rows before the step: the weighted mean (for the loss "sum" the total); weight: of the batch
     labels    of these rows, as the data set holds them: [n, ...], or None
     skipped   the step was skipped (on_nonfinite="skip"): loss is nan, weight 0
@@ -254,7 +255,7 @@ class Callbacks(Subscriber):
     def begin_pass(self, source: RowSource, open_pass: Pass) -> None:
         self._reports = None
         if self.receives("on_batch"):
-            self._reports = BatchReports(self, source, open_pass, self._loop.batch_size)
+            self._reports = BatchReports(self, source, open_pass, self._loop)
 
     def on_progress(self, progress: Progress) -> None:
         if self._reports is not None and progress.training:  # before a function may end the pass: the step is done
@@ -391,22 +392,20 @@ class BatchReports:
     """Notifies callbacks after each optimiser step of a pass. Called after each micro-batch, it compares the Result of
     the pass with the reported one."""
 
-    def __init__(self, callbacks: Callbacks, source: RowSource, open_pass: Pass, batch_size: int) -> None:
-        self._callbacks, self._source, self._pass, self._batch_size = callbacks, source, open_pass, batch_size
+    def __init__(self, callbacks: Callbacks, source: RowSource, open_pass: Pass, loop: Any) -> None:
+        self._callbacks, self._source, self._pass, self._loop = callbacks, source, open_pass, loop
         result = open_pass.train
-        self._rows, self._batches, self._skipped = open_pass.done * batch_size, result.batches, result.skipped
+        self._rows, self._batches, self._skipped = loop.rows_done(open_pass), result.batches, result.skipped
 
     def look(self, step: int) -> None:
         """Report the step that has ended, if one has. step: optimiser steps of the training that are done."""
-        result, source, first = self._pass.train, self._source, self._rows
-        rows = min(self._pass.done * self._batch_size, self._pass.rows)
+        result, first, rows = self._pass.train, self._rows, self._loop.rows_done(self._pass)
         if rows == first:
             return  # inside of an accumulation window
         skipped = result.skipped > self._skipped
         loss, weight = (math.nan, 0.0) if skipped else result.latest(result.batches - self._batches)
         self._rows, self._batches, self._skipped = rows, result.batches, result.skipped
         outputs = result.measured.take_outputs() if result.measures.outputs else None
-        ids = source.order.read()[first:rows].copy()
-        labels = None if source.data.labels is None else source.data.labels[ids]
+        ids, labels = self._source.reported(first, rows)
         batch = BatchResult(step, self._pass.number, ids, loss, weight, labels, skipped, outputs)
         self._callbacks.notify("on_batch", batch)

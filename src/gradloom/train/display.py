@@ -18,7 +18,7 @@ from ..base.memory import resident
 from ..base.terminal import in_one_line, shown_on
 from ..base.uploads import progress_text, shown_by
 from ..runs.events import Subscriber
-from .metrics import UNCERTAINTY
+from .metric import UNCERTAINTY
 from .result import MAIN, EpochResult, Evaluation
 from .stopping import EarlyStopping
 
@@ -222,9 +222,10 @@ class _Display(Subscriber, ABC):
             return
         self._refreshed = now
         loop = self._shown_loop
-        self._live.done = loop.steps / max(loop.steps_total, 1) if loop is not None else 0.0
+        total = None if loop is None else loop.steps_total
+        self._live.done = loop.steps / max(total, 1) if total is not None else 0.0
         groups = [
-            [self._head(), BAR, *([] if loop is None else [f"{self._left()} left"])],
+            [self._head(), *([BAR] if loop is None or total is not None else []), *self._left()],
             [*([self._speed] if self._speed else []), *self._pace()],
             [self._upload] if self._upload else [],
             self._training,
@@ -247,13 +248,18 @@ class _Display(Subscriber, ABC):
         rates = state.rates(max(state.steps - 1, 0), state.epoch)
         return [held, f"lr {next(iter(rates.values())):.3g}"]
 
-    def _left(self) -> str:
-        """Time left, at the speed since `start`."""
+    def _left(self) -> list[str]:
+        """Time left, at the speed since `start`; the steps that are done, where their total is not known."""
         loop = self._shown_loop
-        done = 0 if loop is None else loop.steps - self._first
-        if loop is None or done <= 0:
-            return "?"
-        return duration((time.perf_counter() - self._start) / done * max(loop.steps_total - loop.steps, 0))
+        if loop is None:
+            return []
+        if loop.steps_total is None:
+            return [plural(loop.steps, "step")]
+        done = loop.steps - self._first
+        if done <= 0:
+            return ["? left"]
+        seconds = (time.perf_counter() - self._start) / done * max(loop.steps_total - loop.steps, 0)
+        return [f"{duration(seconds)} left"]
 
     def _ended(self, done: EpochResult) -> list[list[str]]:
         """Numbers of the validation at the end of an epoch."""
@@ -278,7 +284,7 @@ class Display(_Display):
             self._refresh(0.1)
             return
         parts = [f"epoch {done.epoch}/{self.epochs}", *self._training, *chain(*self._validation)]
-        self._epoch_line([*parts, speed, *self._pace(), f"{self._left()} left"], done.epoch >= self.epochs)
+        self._epoch_line([*parts, speed, *self._pace(), *self._left()], done.epoch >= self.epochs)
 
 
 class StepDisplay(_Display):
@@ -307,7 +313,7 @@ class StepDisplay(_Display):
         self._steps_done = steps
         if at.training:
             self._training = [f"loss {at.result.recent(self.RECENT):.4f}"]
-            line = [self._head(), *self._training, self._speed, *self._pace(), f"{self._left()} left"]
+            line = [self._head(), *self._training, self._speed, *self._pace(), *self._left()]
             ended = steps >= self.steps
         else:
             line = [f"validation {at.rows}/{at.rows_total} rows"]

@@ -33,6 +33,8 @@ from ..base.settings import core_count
 from ..base.training_options import ReplicaOptions
 from ..graph.stored import before_write
 from ..graph.value import Value
+from ..losses import Loss
+from ..losses import named as loss_named
 from ..nn.module import Module
 from ..optim.clip import check_max
 from ..optim.optimizer import Adam, Optimizer, Schedule
@@ -101,7 +103,7 @@ def dp_train(
     make_model: Callable[[], Module],
     samples: Sequence[Any],
     *,
-    loss_fn: Callable[[Value, Any], Any],
+    loss_fn: str | Loss | Callable[[Value, Any], Any],
     forward_fn: Callable[[Any, Any], Any] | None = None,
     target_fn: Callable[[Any], Any] | None = None,
     replicas: int | None = None,
@@ -121,7 +123,8 @@ def dp_train(
     samples     a sequence of pairs (x, target) or dicts of arrays; one sample is one micro-batch, of any shape
     forward_fn  (model, sample) -> outputs; by default model(x) of a pair; gl.tensor(sample[...]) is sample[...]
     target_fn   (sample) -> target; by default the target of a pair
-    loss_fn     (outputs, target) -> a scalar, or a pair (sum, weight); the loss of a step is sums / weights
+    loss_fn     a name or an object of gl.losses, or a function (outputs, target) -> a scalar, or a pair (sum, weight);
+                the loss of a step is sums / weights, where a scalar has weight 1
     replicas    threads of this process, by default one per core; under mpiexec each process is one
     device      where all replicas compute: "cpu" (when not given), or "gpu": on one adapter after the other where there
                 are several of one make
@@ -155,6 +158,11 @@ def dp_train(
         raise SettingError("{lr} and {optimizer} are mutually exclusive", lr=lr, optimizer=...)
     if isinstance(loss_fn, BatchLoss):
         raise SettingError("{loss_fn}: dp_train cannot take a BatchLoss; use gl.fit(parallel=...)", loss_fn=...)
+    if isinstance(loss_fn, str):
+        loss_fn = loss_named(loss_fn)
+    if not isinstance(loss_fn, Loss) and (not callable(loss_fn) or isinstance(loss_fn, type)):
+        text = f"{{loss_fn}} is {what_is(loss_fn)}; must be a name or an object of gl.losses, or a function"
+        raise SettingError(f"{text} (outputs, target)", setting="loss_fn")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         text = f"{{optimizer}} is {what_is(optimizer)}; must be one of gl.optim, such as AdamW(lr=1e-3)"
         raise SettingError(text, setting="optimizer")

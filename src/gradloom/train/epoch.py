@@ -11,7 +11,7 @@ import numpy as np
 from ..base.arguments import what_is
 from ..base.errors import DataError, SettingError
 from ..base.habits import hinted
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, Draw
 from .arguments import check_batch
 from .result import Evaluation, Result
 from .source import RowSource
@@ -20,11 +20,12 @@ from .trainer import Trainer
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a pass: `rows` of `rows_total` done after `seconds`; `result` so far."""
+    """Progress of a pass: `rows` of `rows_total` done after `seconds`; `result` so far. rows_total is None where it is
+    not known: of an iterable of batches."""
 
     training: bool
     rows: int
-    rows_total: int
+    rows_total: int | None
     seconds: float
     result: Result
 
@@ -93,7 +94,7 @@ def epoch(
     result_eval = Result() if result_eval is None else result_eval
     with trainer.claim:
         source = trainer.source(data)
-        source.order.write(rows)
+        source.arrange(rows, Draw(trainer.driver.seed, trainer.epoch + 1, rows[:split]))
         for training, first, last, result, on_batch in (
             (True, 0, split, result_train, on_train_batch),
             (False, split, data.n, result_eval, on_eval_batch),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from ..base.arguments import as_whole
 from ..base.errors import SettingError, TrainError
 from ..base.interval import Interval, as_interval
+from ..base.structures import Structure
 from ..data.dataset import Dataset, generator
 from ..runs.state import shown
 from .batches import CompiledBatch
@@ -20,19 +22,83 @@ from .duration import Work, work
 from .epoch import Listener, run_part
 from .metrics import Measures
 from .result import MAIN, Evaluation, Result
+from .source import RowSource
 from .trainer import Trainer
 
 _SUBSET = 3  # the stream of random numbers that draws the rows of a subset
 
 
-@dataclass(frozen=True)
-class _Set:
-    """Rows of a data set that are measured, by their positions in the order of its source."""
+class EvaluatedSet(ABC):
+    """A validation set."""
 
+    @property
+    @abstractmethod
+    def rows(self) -> int | str:
+        """The rows that are measured, for the run identity."""
+
+    @property
+    def contents(self) -> list[Any]:
+        """Of a data set of its own: see RowSource.contents."""
+        return []
+
+    @abstractmethod
+    def prepare(self, batch_size: int, micro_batch_size: int, measures: Measures) -> list[CompiledBatch]:
+        """Compile the micro-batches, and give them; nothing runs."""
+
+    @abstractmethod
+    def measure(
+        self, result: Result, batch_size: int, micro_batch_size: int, on_progress: Listener | None, each: bool
+    ) -> None:
+        """Measure the rows. on_progress, each: as of run_part."""
+
+    @abstractmethod
+    def work(self, batch_size: int, micro_batch_size: int, measures: Measures) -> Work:
+        """The programs of an evaluation, which are compiled."""
+
+
+@dataclass(frozen=True)
+class RowsSet(EvaluatedSet):
+    """Rows of a data set, by their positions in the order of its source."""
+
+    trainer: Trainer
     data: Dataset
     first: int
     last: int
     order: np.ndarray | None  # None: the order is that of the pass
+
+    @property
+    def rows(self) -> int:
+        return self.last - self.first
+
+    @property
+    def source(self) -> RowSource:
+        return self.trainer.source(self.data)
+
+    @property
+    def contents(self) -> list[Any]:
+        return [] if self.order is None else self.source.contents
+
+    def prepare(self, batch_size: int, micro_batch_size: int, measures: Measures) -> list[CompiledBatch]:
+        return self.trainer.prepare(
+            self.source, self.first, self.last, batch_size=batch_size, micro_batch_size=micro_batch_size,
+            backward=False, measures=measures,
+        )  # fmt: skip
+
+    def measure(
+        self, result: Result, batch_size: int, micro_batch_size: int, on_progress: Listener | None, each: bool
+    ) -> None:
+        if self.order is not None:
+            self.source.arrange(self.order)
+        run_part(
+            self.trainer, self.source, self.first, self.last, result, training=False, batch_size=batch_size,
+            micro_batch_size=micro_batch_size, on_progress=on_progress, each=each,
+        )  # fmt: skip
+
+    def work(self, batch_size: int, micro_batch_size: int, measures: Measures) -> Work:
+        return work(
+            self.trainer, self.source, self.first, self.last, batch_size, micro_batch_size, backward=False,
+            measures=measures,
+        )  # fmt: skip
 
 
 class Evaluator:
@@ -55,7 +121,7 @@ class Evaluator:
         data: Dataset,
         train_rows: np.ndarray,
         val_rows: np.ndarray,
-        sets: Mapping[str, Dataset] | None = None,
+        sets: Mapping[str, Dataset | EvaluatedSet] | None = None,
         *,
         every: str | Interval = "1epoch",
         rows: int | None = None,
@@ -67,17 +133,21 @@ class Evaluator:
         interval = as_interval("eval_every", every, "steps", "epochs")
         self.steps, self._epochs = interval.steps, interval.epochs or 1
         most = None if rows is None else as_whole("eval_rows", rows, 1)
-        self._sets: dict[str, _Set] = {}
+        self._sets: dict[str, EvaluatedSet] = {}
         self._val_rows = val_rows
         if len(val_rows):
             first = len(train_rows)  # val_rows are in a random order already
-            self._sets[MAIN] = _Set(data, first, first + min(len(val_rows), most or len(val_rows)), None)
+            last = first + min(len(val_rows), most or len(val_rows))
+            self._sets[MAIN] = RowsSet(trainer, data, first, last, None)
         for i, (name, one) in enumerate((sets or {}).items()):
+            if isinstance(one, EvaluatedSet):
+                self._sets[name] = one
+                continue
             order = np.arange(one.n)
             if most is not None and most < one.n:
                 order = generator(seed, _SUBSET, i).permutation(order)
                 order[:most].sort()
-            self._sets[name] = _Set(one, 0, min(one.n, most or one.n), order)
+            self._sets[name] = RowsSet(trainer, one, 0, min(one.n, most or one.n), order)
         if not self._sets:
             _refuse_without_effect(every, interval, rows, measures)
 
@@ -96,12 +166,13 @@ class Evaluator:
         prefixes = [*["val_"] * bool(self), *(f"{name}." for name in self._sets if name != MAIN)]
         return [prefix + name for prefix in prefixes for name in each]
 
-    def labels(self, name: str) -> tuple[Any, np.ndarray | None]:
+    def labels(self, name: str) -> tuple[Structure | None, np.ndarray | None]:
         """(labels, weights) of the rows of a set that are measured."""
         one = self._sets[name]
+        assert isinstance(one, RowsSet)
         rows = self._val_rows[: one.last - one.first] if one.order is None else one.order[one.first : one.last]
-        labels, weights = one.data.labels, one.data.weights
-        return None if labels is None else labels[rows], None if weights is None else weights[rows]
+        weights = one.data.weights
+        return one.data.rows_of_labels(rows), None if weights is None else weights[rows]
 
     @property
     def every(self) -> str:
@@ -111,14 +182,14 @@ class Evaluator:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings that affect the measured numbers, for the run identity."""
-        rows = {name: one.last - one.first for name, one in self._sets.items()}
-        return {"every": self.every, "rows": rows, "metrics": [name for name, _ in self.measures.metrics]}
+        rows = {name: one.rows for name, one in self._sets.items()}
+        metrics = [name if one.score is None else f"{name}: {one.score}" for name, one in self.measures.metrics]
+        return {"every": self.every, "rows": rows, "metrics": metrics}
 
     @property
-    def arrays(self) -> list[np.ndarray]:
-        """Of the further data sets."""
-        sources = [self.trainer.source(one.data) for one in self._sets.values() if one.order is not None]
-        return [array for source in sources for array in source.arrays]
+    def contents(self) -> list[Any]:
+        """Of the further data sets: see RowSource.contents."""
+        return [each for one in self._sets.values() for each in one.contents]
 
     def count(self, first: int, last: int, per_epoch: int) -> int:
         """How many evaluations of all sets steps first + 1 to `last` of a run of `last` steps have, in epochs of
@@ -133,13 +204,7 @@ class Evaluator:
 
     def work(self, micro_batch_size: int) -> list[Work]:
         """The programs of an evaluation of each set, which are compiled."""
-        return [
-            work(
-                self.trainer, self.trainer.source(one.data), one.first, one.last, self.batch_size, micro_batch_size,
-                backward=False, measures=self.measures,
-            )
-            for one in self._sets.values()
-        ]  # fmt: skip
+        return [one.work(self.batch_size, micro_batch_size, self.measures) for one in self._sets.values()]
 
     def due(self, steps: int) -> bool:
         """An evaluation inside of an epoch is due after `steps` steps."""
@@ -162,14 +227,8 @@ class Evaluator:
 
     def prepare(self, micro_batch_size: int) -> list[CompiledBatch]:
         """Compile the micro-batches of all sets, and give them; nothing runs."""
-        return [
-            step
-            for one in self._sets.values()
-            for step in self.trainer.prepare(
-                self.trainer.source(one.data), one.first, one.last, batch_size=self.batch_size,
-                micro_batch_size=micro_batch_size, backward=False, measures=self.measures,
-            )
-        ]  # fmt: skip
+        sets, measures = self._sets.values(), self.measures
+        return [step for one in sets for step in one.prepare(self.batch_size, micro_batch_size, measures)]
 
     def measure(
         self,
@@ -181,15 +240,8 @@ class Evaluator:
         """Measure all sets with the present weights: one Result after the other joins `results`. on_progress, each: as
         of run_part."""
         for name, one in self._sets.items():
-            source = self.trainer.source(one.data)
-            if one.order is not None:
-                source.order.write(one.order)
             results[name] = Result(self.measures)
-            run_part(
-                self.trainer, source, one.first, one.last, results[name],
-                training=False, batch_size=self.batch_size, micro_batch_size=micro_batch_size,
-                on_progress=on_progress, each=each,
-            )  # fmt: skip
+            one.measure(results[name], self.batch_size, micro_batch_size, on_progress, each)
             results[name].settle()
 
 

@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING, Any
 from ..base.errors import SettingError, TrainError
 from ..base.extras import optional
 from ..base.habits import AttributeHints
-from ..base.html import html_table
-from .metrics import UNCERTAINTY
+from ..base.pages import RunPage
+from ..plan.memory_map import ProgramMap
+from .metric import UNCERTAINTY
 from .result import MAIN, EpochResult, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class History(list[EpochResult], AttributeHints):
+class History(list[EpochResult], AttributeHints, RunPage):
     """A list of EpochResult, one for each pass.
 
     kept: the EpochResult of the weights that the model has in the end: of the last pass, or of the best one where
     EarlyStopping(restore_best=True) restored them; its val is the validation of these weights, None without any.
+    programs: memory maps of the programs that were compiled, for reports. They hold no arrays.
     """
 
     kept: EpochResult | None = None
+    programs: tuple[ProgramMap, ...] = ()
 
     if not TYPE_CHECKING:
 
@@ -65,13 +68,6 @@ class History(list[EpochResult], AttributeHints):
         rows = [row_of(epoch) for epoch in self]
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [finite_or_none(row.get(name)) for row in rows] for name in names}
-
-    def _repr_html_(self) -> str:
-        columns = {n: v for n, v in self.to_dict().items() if not n.endswith(UNCERTAINTY) and n != "grad_norm_mean"}
-        shown = [
-            [f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in zip(*columns.values(), strict=True)
-        ]
-        return html_table(list(columns), shown)
 
     def plot(self) -> Figure:
         """Loss, accuracy and metrics over the passes, of training and each validation set, with bands of uncertainty.

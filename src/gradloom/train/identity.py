@@ -15,6 +15,7 @@ from ..runs.module_state import attributes_kept
 from ..runs.state import shown
 from .batches import CompiledBatch
 from .callbacks import Callback
+from .output_losses import OutputLosses
 from .trainer import Trainer
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ def trainer_settings(trainer: Trainer) -> dict[str, Any]:
     """The part of a trainer: texts and numbers, in dicts of one level."""
     objective, optimizer = trainer.objective, trainer.optimizer
     weights = objective.class_weights
+    loss = objective.loss
+    of_loss = {"loss": loss if isinstance(loss, str) else shown(loss)}
     return {
-        "loss": objective.loss if isinstance(objective.loss, str) else shown(objective.loss),
+        **(loss.settings() if isinstance(loss, OutputLosses) else of_loss),
         "model": {name: f"{p.dtype.name}{list(p.shape)}" for name, p in objective.named().items()},
         "frozen": sorted(name for name, p in objective.named().items() if not p.trainable),
         "optimizer": optimizer_of(optimizer),
@@ -67,15 +70,17 @@ def identity_of(loop: LoopState) -> Identity:
     joined = [stored for step in steps if step.join is not None for stored in step.join.stored]
     known = {*trainer.train_state.arrays().values(), *written, *source.stored, source.order, *joined}
     constant = [stored for stored in leaves if stored not in known]
-    data, sets = source.arrays, loop.evaluator.arrays
+    data, sets = source.contents, loop.evaluator.contents
     contents: dict[str, Callable[[], Any]] = {
         "data": lambda: data,
         "validation sets": lambda: sets,
         "frozen weights": lambda: [checksum(one.name, one.dtype.name, one.read()) for one in constant],
         **{name: value for each in loop.subscribers for name, value in each.contents().items()},
     }
-    unknown = [] if graphs else ["the model's graph (dynamic=True: it is another one from call to call)"]
-    unknown += [f"the metric {name} (whole=True)" for name, metric in loop.evaluator.measures.metrics if metric.whole]
+    unknown = [] if loop.has_rows or data else ["the batches"]
+    unknown += [] if graphs else ["the model's graph (dynamic=True: it is another one from call to call)"]
+    metrics = loop.evaluator.measures.metrics
+    unknown += [f"the metric {name} (whole=True)" for name, one in metrics if one.whole and one.score is None]
     own = [each for each in loop.callbacks if each.steers and not type(each).__module__.startswith("gradloom.")]
     own_text = (object.__repr__, Callback.__repr__)  # texts that do not depend on settings
     unknown += [f"the callback {type(each).__name__}" for each in own if type(each).__repr__ in own_text]
@@ -89,12 +94,10 @@ def _built(loop: LoopState) -> tuple[list[CompiledBatch], dict[str, str]]:
 
     With ranks a step is ended by another graph, with the same bits; its micro-batches are the same.
     """
-    trainer, source, rows = loop.trainer, loop.trainer.source(loop.data), len(loop.train_rows)
+    trainer = loop.trainer
 
     def once() -> tuple[list[CompiledBatch], dict[str, str]]:
-        trained = trainer.prepare(
-            source, 0, rows, batch_size=loop.batch_size, micro_batch_size=loop.micro_batch_size, measures=loop.measures
-        )
+        trained = loop.programs(len(loop.train_rows))
         measured = loop.evaluator.prepare(loop.micro_batch_size)
         return trained, _digests(trained, measured)
 

@@ -152,6 +152,7 @@ class Joins:
         if join is None:
             return None
         try:
+            batch.source.load(batch.start, batch.count, batch.stop, batch.backward)
             for j in range(batch.micro_batches):
                 failed = join.run_values(batch.micro_batch(j)[1], self._settings(batch, j))
                 if failed is not None:

@@ -19,11 +19,12 @@ from ..base.reasons import reason_of, unwritten
 from ..base.schema import items, number, table, whole
 from ..files.targets import check_entry
 from ..runs.checkpoint import print_line
-from ..runs.log_files import DERIVED, LINES, Lines
+from ..runs.log_files import DERIVED, LINES, Lines, read_metrics
 from ..runs.state import need_schema
 from .callbacks import Callback
 from .epoch import Progress
 from .result import EpochResult, Evaluation, Result
+from .watching import watch_warnings
 
 STATE = table(
     {
@@ -37,18 +38,22 @@ STATE = table(
 class Log(Callback):
     """Writes metrics.jsonl into a folder: a line for each evaluation and epoch, and lines of training at an interval.
 
-    folder     is created if missing; or a function that returns it, called when a file is opened
+    folder     is created if missing; or a function that returns it, called when a file is opened; None: nothing is
+               written
     kinds      of further files with the same lines: "csv" (metrics.csv) and "tensorboard" (event files in the folder
                tensorboard; BackendError without tensorboardX)
     every      between two lines of training: "10s", or "50steps"
     row_tokens tokens in a row of data: lines then have tokens, too
 
-    A line has kind ("train", "evaluation" or "epoch"), step (optimiser steps done), epoch, time (seconds since 1970),
-    seconds (of the whole run, all its sessions), and measured numbers by name: loss, loss_unc, accuracy, ...,
+    A line has kind ("train", "evaluation", "epoch" or "watch"), step (optimiser steps done), epoch, time (seconds since
+    1970), seconds (of the whole run, all its sessions), and measured numbers by name: loss, loss_unc, accuracy, ...,
     val_loss, ...; in a line "train" the averages since the previous line of its epoch. Also lr (the learning rate of
     the last step; with parameter groups the others, too), grad_norm (of the last step, before clipping), grad_norm_mean
     (of the same steps as the loss), rows and tokens (trained on in the whole run), rows_per_second and
     tokens_per_second, memory_bytes and memory_peak_bytes (resident). epoch_seconds: of an epoch with its validation.
+    A line "watch" has norm/NAME of the watched values of its step, and histogram/NAME where that is watched;
+    zero_units/NAME, the number of units of an activation that are zero for all rows, and zero_list/NAME, which. At the
+    end of the training warnings on them are printed (train/watching.py: watch_warnings).
 
     Nothing is written before the first optimiser step is done. A resumed run continues the same files: lines that
     were written after its checkpoint are cut. A line that cannot be written is reported on stderr, and the training
@@ -59,7 +64,7 @@ class Log(Callback):
 
     def __init__(
         self,
-        folder: str | os.PathLike[str] | Callable[[], Path],
+        folder: str | os.PathLike[str] | Callable[[], Path] | None,
         kinds: Sequence[str] = (),
         every: str = "10s",
         row_tokens: int | None = None,
@@ -74,8 +79,10 @@ class Log(Callback):
         self._row_tokens = None if row_tokens is None else as_whole("row_tokens", row_tokens, 1)
         self._lines = Lines([DERIVED[name]() for name in dict.fromkeys(names)])
         self._early: list[dict[str, Any]] = []  # before the first step
+        self._watched: list[dict[str, Any]] = []  # of steps that are not done yet
         self._failed = ""  # the last error of writing
-        self._shown = Path(LINES) if callable(folder) else Path(folder) / LINES  # the place in messages
+        of_run = callable(folder) or folder is None
+        self._shown = Path(LINES) if of_run else Path(str(folder)) / LINES  # the place in messages
         self._loop: Any = None
         self._before = 0.0  # seconds of earlier sessions
         self._began = self._line_at = time.perf_counter()
@@ -84,6 +91,7 @@ class Log(Callback):
     @property
     def folder(self) -> Path:
         """Where the files are."""
+        assert self._folder is not None
         return self._folder() if callable(self._folder) else Path(self._folder)
 
     # ---- events ---------------------------------------------------------------------------------
@@ -91,8 +99,10 @@ class Log(Callback):
     def begin(self, loop: Any) -> None:
         """The training begins. FileError when there can be no metrics.jsonl in the folder."""
         self._loop = loop
+        if loop.trainer.driver.watching is not None:
+            loop.trainer.driver.watching.listener = self.on_watched
         self._began = self._line_at = time.perf_counter()
-        if callable(self._folder):  # of a run, which has looked at it
+        if callable(self._folder) or self._folder is None:  # of a run, which has looked at it
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -103,8 +113,13 @@ class Log(Callback):
     def on_progress(self, progress: Progress) -> None:
         """A line of training, if one is due."""
         self._gain.look(progress, self._loop)
+        self._release()
         if progress.training and self._is_due():
             self._train_line(progress.result)
+
+    def on_watched(self, step: int, values: Mapping[str, Any]) -> None:
+        """A line of the watched values of a step that begins; it is written when the step is done."""
+        self._watched.append(self._record("watch", step, self._loop.epoch, values))
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """A line of an evaluation."""
@@ -122,15 +137,23 @@ class Log(Callback):
         self.on_epoch(result)
 
     def end(self, history: list[EpochResult]) -> None:
-        """Close the files."""
+        """Close the files; print warnings on watched values."""
         self.close()
+        if self._loop is not None and self._loop.trainer.driver.watching is not None and self._loop.steps:
+            self._guarded(self._warn_of_values)
 
     def close(self) -> None:
         """Close the files; a line that comes later opens them again."""
         self._guarded(self._lines.close)
 
+    def _warn_of_values(self) -> None:
+        if self._folder is not None:
+            for text in watch_warnings(read_metrics(self.folder)):
+                print_line(f"watch: {text}")
+
     def state(self) -> dict[str, Any]:
         """Seconds of the run, bytes of metrics.jsonl, counts at its last line of training, seconds since then."""
+        self._release()
         return {
             "seconds": self._seconds(), "size": self._lines.size, "told": list(self._gain.reported),
             "steps": self._gain.steps, "waited": time.perf_counter() - self._line_at,
@@ -182,11 +205,27 @@ class Log(Callback):
         return self._before + time.perf_counter() - self._began
 
     def _write(self, kind: str, epoch: int, found: Mapping[str, Any]) -> None:
-        seconds = round(self._seconds(), 3)
-        record = {"kind": kind, "step": self._loop.steps, "epoch": epoch, "time": round(time.time(), 3),
-                  "seconds": seconds, **found}  # fmt: skip
-        self._early.append(record)
-        if self._loop.steps:
+        self._release()
+        self._early.append(self._record(kind, self._loop.steps, epoch, found))
+        self._write_early()
+
+    def _record(self, kind: str, step: int, epoch: int, found: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "kind": kind, "step": step, "epoch": epoch, "time": round(time.time(), 3),
+            "seconds": round(self._seconds(), 3), **found,
+        }  # fmt: skip
+
+    def _release(self) -> None:
+        """Write the watched values of steps that are done."""
+        done = [line for line in self._watched if line["step"] <= self._loop.steps]
+        if done:
+            self._watched = self._watched[len(done) :]
+            self._early += done
+            self._write_early()
+
+    def _write_early(self) -> None:
+        """Write the lines that wait, once a step is done."""
+        if self._loop.steps and self._folder is not None:
             lines, self._early = self._early, []
             for line in lines:
                 self._guarded(partial(self._add, line))
@@ -260,4 +299,4 @@ def log_of(saver: Any, kinds: Sequence[str] = (), every: str | None = None, row_
     def place() -> Path:
         return Path(folder.path(LINES)).parent
 
-    return [Log(place, kinds, every or "10s", row_tokens)]
+    return [Log(None if folder is None else place, kinds, every or "10s", row_tokens)]

@@ -12,16 +12,18 @@ import numpy as np
 from ..base.errors import NonFiniteError, SettingError
 from ..base.interrupts import StopTraining
 from ..base.interval import Interval
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, Draw
+from ..plan.memory_map import program_maps
 from ..runs.events import Notices, Subscriber, TimeIsUp, stop_raised_by
 from ..runs.identity import Identity
 from ..runs.module_state import attributes_kept
 from .callbacks import Callback, Callbacks, Listeners
 from .epoch import Listener, Pass, Progress, run_part
-from .evaluation import Evaluator
+from .evaluation import EvaluatedSet, Evaluator
 from .identity import identity_of
 from .loop_state import LoopState
-from .metrics import Measures, Metrics, checked_metrics
+from .metric import Metrics, checked_metrics
+from .metrics import Measures
 from .prediction import duration_of
 from .result import EpochResult, Evaluation, Result
 from .source import RowSource
@@ -80,7 +82,7 @@ class Loop(LoopState):
         seed: int = 0,
         validates_first: bool = False,
         before_pass: Callable[[], None] | None = None,
-        val_sets: Mapping[str, Dataset] | None = None,
+        val_sets: Mapping[str, Dataset | EvaluatedSet] | None = None,
         eval_every: str | Interval = "1epoch",
         eval_rows: int | None = None,
         metrics: Metrics | None = None,
@@ -94,7 +96,7 @@ class Loop(LoopState):
         about: Mapping[str, Any] | None = None,
     ) -> None:
         passed_on = Callbacks(callbacks, on_epoch, on_progress, on_train_batch, on_eval_batch)
-        measures = Measures(checked_metrics(metrics))
+        measures = Measures(checked_metrics(metrics, trainer.objective.named_losses))
         evaluator = Evaluator(
             trainer, data, train_rows, val_rows, val_sets, every=eval_every, rows=eval_rows, seed=seed,
             measures=measures, batch_size=batch_size,
@@ -123,6 +125,10 @@ class Loop(LoopState):
         stops = [stop_raised_by(getattr(each, event), *values) for each in self._receivers]
         return next(filter(None, stops), None)
 
+    def every_batch(self, training: bool) -> bool:
+        """A subscriber requires on_progress after each micro-batch of training, or of validation."""
+        return any(each.every_batch(training) for each in self._receivers)
+
     def _announce(self, event: str, *values: Any) -> None:
         """Likewise, of an event outside of the steps of a pass: StopTraining ends the run there."""
         if self._emit_to_all(event, *values) is not None:
@@ -139,15 +145,13 @@ class Loop(LoopState):
 
         smaller: numbers of rows to compute at once, in place of micro_batch_size, where the budget is too small for it.
         not may_shrink: the error may name them, instead. BudgetError where none is small enough."""
-        trainer, source, rows = self.trainer, self.trainer.source(self.data), len(self.train_rows)
+        trainer, rows = self.trainer, len(self.train_rows)
 
         def build(size: int) -> None:
             if size != self.micro_batch_size:
                 self.micro_batch_size = size
                 trainer.set_accumulate(-(-self.batch_size // size))
-            trainer.prepare(
-                source, 0, rows, batch_size=self.batch_size, micro_batch_size=size, measures=self.measures
-            )  # fmt: skip
+            self.programs(rows)
             self.evaluator.prepare(size)
 
         def held(weights: int, state: int) -> int:
@@ -155,7 +159,8 @@ class Loop(LoopState):
 
         def more() -> int:
             read = sum(each.freed_bytes for each in self.subscribers)
-            return max(copied_bytes(trainer, held) - read, 0) + ORDER_BYTES * self.data.n
+            ahead = trainer.source(self.data).ahead_bytes
+            return max(copied_bytes(trainer, held) - read, 0) + ORDER_BYTES * self.data.n + ahead
 
         sizes = [self.micro_batch_size, *(smaller if may_shrink else ())]
         trainer.driver.within_budget(build, sizes, more, () if may_shrink else smaller)
@@ -176,6 +181,8 @@ class Loop(LoopState):
         if trainer.driver.budget is not None:
             self.prepare()
         self._announce("begin", self)
+        if trainer.driver.watching is not None:
+            trainer.driver.watching.check(self.steps_total)
         with contextlib.ExitStack() as stack:
             for context in (*(each.running() for each in self._receivers), trainer.together(), trainer.claim):
                 stack.enter_context(context)
@@ -186,7 +193,7 @@ class Loop(LoopState):
                 self._validate_first(source)
             self._announce("start")
             try:
-                while (self._pass is not None or self.steps < self.steps_total) and not self.stopped:
+                while (self._pass is not None or self.is_unfinished) and not self.stopped:
                     self._run_pass(source)
             except BaseException as error:
                 self._emit_to_all("on_stop", error)
@@ -196,6 +203,7 @@ class Loop(LoopState):
         self._emit_to_all("end", self.history)
         self.restored = restored(self.callbacks, trainer.driver.ranks)
         self.history.kept = self.kept
+        self.history.programs = program_maps(trainer.plans)
 
     def _predict(self) -> None:
         """Emit the predicted duration of the run, if it is long."""
@@ -206,7 +214,7 @@ class Loop(LoopState):
             self._announce("on_predicted", self.predicted)
 
     def _validate_first(self, source: RowSource) -> None:
-        source.order.write(self.order(self._first_pass + 1))
+        source.arrange(self.order(self._first_pass + 1))
         before: dict[str, Result] = {}
         try:
             self._measure(before)
@@ -225,13 +233,13 @@ class Loop(LoopState):
         if self.before_pass is not None:
             self.before_pass()
         now = self._pass = self._pass or self._begin_pass()
-        source.order.write(self.order(now.number))
+        source.arrange(self.order(now.number), Draw(self.seed, now.number, self.train_rows))
         began = time.perf_counter() - now.seconds
         self.latest, inside, stop, is_part = now.train, None, None, False
         try:
             self._train(source, now, began)
             inside = sum(one.step < self.steps for one in now.evaluations)
-            is_due = self.evaluator.due_at_end(now.number, self.steps >= self.steps_total)
+            is_due = self.evaluator.due_at_end(now.number, not self.is_unfinished)
             if is_due and inside == len(now.evaluations):  # else it was made before a resume
                 stop = self._evaluate(now)
         except StopTraining as error:
@@ -270,7 +278,7 @@ class Loop(LoopState):
         self._pass = None
         self._announce("on_pass", result)
         if train.skipped and trainer.is_root:
-            batches = -(-now.rows // self.batch_size)
+            batches = min(self._batches(now), now.done) if not self.has_rows else self._batches(now)
             self.emit("on_notice", f"epoch {now.number}: {train.skipped} of {batches} batches skipped: not finite")
         return result
 
@@ -278,18 +286,17 @@ class Loop(LoopState):
 
     def _train(self, source: RowSource, now: Pass, began: float) -> None:
         """The remaining training rows of a pass, segment by segment."""
-        trainer, batches = self.trainer, -(-now.rows // self.batch_size)
+        trainer, batches = self.trainer, self._batches(now)
+        if trainer.driver.watching is not None:
+            trainer.driver.watching.first = trainer.driver.next_step - 1 - self.steps
         if stop := self._emit_to_all("begin_pass", source, now):
             raise stop
         if self._ends and now.done < batches:  # errors of compilation are raised before anything is trained
             with attributes_kept(trainer.model, trainer.loss) if trainer.dynamic else contextlib.nullcontext():
-                trainer.prepare(
-                    source, 0, now.rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
-                    measures=self.measures,
-                )  # fmt: skip
+                self.programs(now.rows)
         if now.done:  # the state that was loaded may be of a moment before the event that follows its last step
             self.emit("on_segment")
-        while now.done < batches:
+        while self._has_next(now):
             if now.done and self._is_due(now):
                 stops = self._evaluate(now), self._emit_to_all("between_steps", "evaluation")
                 if stop := next(filter(None, stops), None):
@@ -302,6 +309,14 @@ class Loop(LoopState):
             self.emit("on_segment")
             if stop := self._emit_to_all("between_steps", "segment"):
                 raise stop
+
+    def _batches(self, now: Pass) -> int:
+        """The number of optimiser steps of a pass."""
+        return -(-now.rows // self.batch_size)
+
+    def _has_next(self, now: Pass) -> bool:
+        """Optimiser steps of a pass are left."""
+        return now.done < self._batches(now)
 
     def _train_segment(self, source: RowSource, now: Pass, began: float) -> None:
         """The optimiser steps of a pass up to `now.segment`."""
@@ -323,7 +338,7 @@ class Loop(LoopState):
             run_part(
                 self.trainer, source, 0, now.rows, now.train,
                 training=True, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
-                on_progress=on_progress, each=any(each.every_batch(True) for each in self._receivers),
+                on_progress=on_progress, each=self.every_batch(True),
                 start=start * self.batch_size, stop=min(now.segment * self.batch_size, now.rows), seconds=first - began,
             )  # fmt: skip
         finally:
@@ -355,5 +370,5 @@ class Loop(LoopState):
 
     def _measure(self, results: dict[str, Result]) -> None:
         """Measure the validation sets with the present weights."""
-        each = any(each.every_batch(False) for each in self._receivers)
+        each = self.every_batch(False)
         self.evaluator.measure(results, self.micro_batch_size, lambda at: self.emit("on_progress", at), each)

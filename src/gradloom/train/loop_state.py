@@ -15,6 +15,7 @@ from ..runs.events import Subscriber
 from ..runs.records import packed, unpacked
 from ..runs.schemas import CALLBACKS, LOOP, TIMES
 from ..runs.state import check_equal, register_draws
+from .batches import CompiledBatch
 from .callbacks import Callbacks
 from .duration import Duration
 from .epoch import Pass
@@ -33,7 +34,10 @@ class LoopState:
     steps     optimiser steps, skipped ones included, of steps_total; rows: trained on; passes: begun
     predicted duration of the steps that this call of `run` began with; None: short or not predicted
     stopped   by StopTraining; restored: epoch and step of the weights that EarlyStopping restored
+    has_rows  it trains on rows of a data set, which can be read again; False: on batches of an iterable
     """
+
+    has_rows = True
 
     def __init__(
         self, trainer: Trainer, data: Dataset, train_rows: np.ndarray, val_rows: np.ndarray, evaluator: Evaluator,
@@ -44,7 +48,7 @@ class LoopState:
         self.evaluator, self.measures = evaluator, measures
         self.subscribers, self.callbacks, self.about = tuple(subscribers), callbacks, dict(about or {})
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
-        self.steps_total, self.seed = steps, seed
+        self._steps_total, self.seed = steps, seed
         self.history = History()
         self.before: Result | None = None
         self.latest = Result()
@@ -67,9 +71,31 @@ class LoopState:
     # ---- where it is -----------------------------------------------------------------------------------------
 
     @property
+    def steps_total(self) -> int | None:
+        """Optimiser steps in all; None where it is not known."""
+        return self._known_total()
+
+    @steps_total.setter
+    def steps_total(self, steps: int) -> None:
+        self._steps_total = steps
+
+    def _known_total(self) -> int | None:
+        return self._steps_total
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Passes are left after the open one."""
+        return self.steps < self._steps_total
+
+    @property
     def epoch(self) -> int:
         """The number of the open pass, or of the last one, as EpochResult counts it."""
         return self._first_pass + self.passes
+
+    @property
+    def open_pass(self) -> Pass | None:
+        """The pass that has begun and is not closed."""
+        return self._pass
 
     @property
     def is_between_passes(self) -> bool:
@@ -93,6 +119,10 @@ class LoopState:
         done = self.history
         return done.at(*self.restored) if self.restored else done.at_step(self.epoch, self.steps, self.latest)
 
+    def rows_done(self, now: Pass) -> int:
+        """Rows of a pass that are trained on."""
+        return min(now.done * self.batch_size, now.rows)
+
     def order(self, number: int) -> np.ndarray:
         """The rows in the order of a pass, counted from 1: those that train, then those of validation."""
         return np.concatenate([self.data.order(self.seed, number, self.train_rows), self.val_rows])
@@ -112,14 +142,21 @@ class LoopState:
 
     def rows_of_pass(self, before: int) -> int:
         """The rows that a pass trains on which begins after `before` steps."""
-        return min(len(self.train_rows), (self.steps_total - before) * self.batch_size)
+        return min(len(self.train_rows), (self._steps_total - before) * self.batch_size)
+
+    def programs(self, rows: int) -> list[CompiledBatch]:
+        """Compile the steps of a pass over `rows` rows."""
+        return self.trainer.prepare(
+            self.trainer.source(self.data), 0, rows, batch_size=self.batch_size,
+            micro_batch_size=self.micro_batch_size, measures=self.measures,
+        )  # fmt: skip
 
     # ---- parts of the state of a run -------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
         evaluations = [one for each in (*self.history, self._pass) if each is not None for one in each.evaluations]
         kept: dict[str, Any] = {
-            "seed": self.seed, "steps": self.steps, "steps_total": self.steps_total, "passes": self.passes,
+            "seed": self.seed, "steps": self.steps, "steps_total": self.steps_total or 0, "passes": self.passes,
             "first_pass": self._first_pass, "batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size,
             "rows": self.rows, "stopped": self.stopped,
             "history": packed([epoch.state() for epoch in self.history]), "has_before": self.before is not None,
@@ -138,7 +175,7 @@ class LoopState:
         check_equal("loop", values, {name: mine[name] for name in ("seed", "batch_size", "micro_batch_size")})
         made = [Evaluation.of_state(one) for one in unpacked(values["evaluations"])]
         if not values["stopped"]:
-            self.evaluator.check_repeated(made, self.steps_total, self.callbacks.remembers_evaluations())
+            self._check_repeated(made, values)
         evaluations = iter(made)
         history = [
             EpochResult.of_state(epoch, tuple(itertools.islice(evaluations, epoch["evaluations"])), 0.0)
@@ -149,7 +186,7 @@ class LoopState:
         if values["pass"] is not None:
             train = Result.of_state(under(values, "train."), self.measures)
             now = Pass(**values["pass"], train=train, evaluations=list(evaluations))
-            now.rows = self.rows_of_pass(now.before)  # there may be more steps in all than there were
+            now.rows = self._rows_of_restored(now)
 
         def load() -> None:
             self.history[:], self.before, self._pass = history, before, now
@@ -158,6 +195,14 @@ class LoopState:
             self.rows, self.stopped = values["rows"], values["stopped"]
 
         return load
+
+    def _rows_of_restored(self, now: Pass) -> int:
+        """The rows of an open pass that was saved: there may be more steps in all than there were."""
+        return self.rows_of_pass(now.before)
+
+    def _check_repeated(self, made: Sequence[Evaluation], values: Mapping[str, Any]) -> None:
+        """TrainError where a callback remembers an evaluation that this run does not make."""
+        self.evaluator.check_repeated(made, self._steps_total, self.callbacks.remembers_evaluations())
 
     def _times(self) -> dict[str, Any]:
         """Seconds of training, of the open pass and of each epoch. They affect no result."""

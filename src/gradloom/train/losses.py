@@ -1,72 +1,108 @@
-"""Losses by name: each gives (sum, weight), so that batches of any size add up to the right mean."""
+"""Losses of a training as (sum, weight), so that batches of any size add up to the right mean."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
-from .. import ops
-from ..base.errors import DataError, GraphError, SettingError, ShapeError
+from .. import losses, ops
+from ..base.errors import DataError, GradloomError, GraphError, SettingError, ShapeError
+from ..base.structures import Key, Structure, at, by_key, is_plain, listed, place
+from ..data.dataset import Dataset, is_ids
+from ..graph.graph import reachable
 from ..graph.leaves import constant
 from ..graph.value import Value, describe
 from .batch_loss import BatchLoss
 from .outputs import Outputs, described, values_of
 from .terms import Batch, combined, pairs_of, terms_of
 
-Loss = str | Callable[..., Any] | BatchLoss
+Loss = str | losses.Loss | Callable[..., Any] | BatchLoss
 
 
 class LossPair(Protocol):
     """A loss as (sum, weight). all_count: no label is ignored."""
 
     def __call__(
-        self, pred: Outputs, labels: Value | None, weights: Value | None, all_count: bool = False
+        self, pred: Outputs, labels: Structure | None, weights: Value | None, all_count: bool = False
     ) -> tuple[Value, Value]: ...
 
 
-def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
+def loss_pair(loss: str | losses.Loss | Callable[..., Any]) -> LossPair:
     """The (sum, weight) form of a loss.
 
-    loss: a name, or a function (outputs, labels) -> values per row, a scalar that is a mean over rows (or a sum of
-    means and penalties, see terms.py), or a pair (sum, weight); it gets the outputs as the model gives them, and
-    (outputs) alone where the data have no labels. Row weights f32 [rows] of the data go to a function that takes
-    `weights`, which then answers a pair; the values per row of any other, and their mean, are weighted here. A pair
-    from a function that does not take them is refused (DataError), and so are labels for "mean" and "sum".
+    loss: a name or an object of gl.losses, or a function (outputs, labels) -> values per row, a scalar that is a mean
+    over rows (or a sum of means and penalties, see terms.py), or a pair (sum, weight); it gets the outputs as the model
+    gives them, and (outputs) alone where the data have no labels. Row weights f32 [rows] of the data go to a function
+    that takes `weights`, which then returns a pair, or a mean that reads them; the values per row of any other, and
+    their mean, are weighted here. A pair from a function that does not take them is refused (DataError), and so are
+    labels for a loss that reads none.
     """
     if isinstance(loss, str):
-        pair = ops.loss.loss_pair(loss)
-
-        def named(
-            pred: Outputs, labels: Value | None, weights: Value | None, all_count: bool = False
-        ) -> tuple[Value, Value]:
-            needs_labels = loss in ("cross_entropy", "mse")
-            if labels is None and needs_labels:
-                raise GraphError(f"loss {loss}: the data have no labels; need labels, or the loss 'mean' or 'sum'")
-            if labels is not None and not needs_labels:
-                raise DataError(
-                    f"loss {loss}: it does not look at labels, and the data have some; need data without labels, or "
-                    "another loss"
-                )
-            if not isinstance(pred, Value):
-                raise GraphError(
-                    f"loss {loss}: the model gives {described(pred)}; need one, or a loss function (outputs, labels)"
-                )
-            if loss != "cross_entropy":
-                _refuse_label_weights(loss, weights)
-            return pair(pred, labels, weights)
-
-        return named
+        loss = losses.named(loss)
+    if isinstance(loss, losses.Loss):
+        return partial(_named, loss)
+    if isinstance(loss, type) and issubclass(loss, losses.Loss):
+        raise SettingError(f"loss: got the class {loss.__name__}; need an instance: gl.losses.{loss.__name__}()")
     if isinstance(loss, type) and issubclass(loss, BatchLoss):
         raise SettingError(f"loss: got the class {loss.__name__}; need an instance: {loss.__name__}(...)")
     if not callable(loss):
         raise SettingError(f"loss: got {type(loss).__name__}; need a name or a function (outputs, labels)")
 
-    def own(pred: Outputs, labels: Value | None, weights: Value | None, all_count: bool = False) -> tuple[Value, Value]:
+    def own(
+        pred: Outputs, labels: Structure | None, weights: Value | None, all_count: bool = False
+    ) -> tuple[Value, Value]:
         return _own(loss, pred, labels, weights, all_count)
 
     return own
+
+
+def _named(
+    loss: losses.Loss, pred: Outputs, labels: Structure | None, weights: Value | None, all_count: bool = False
+) -> tuple[Value, Value]:
+    """The (sum, weight) of a named loss."""
+    if labels is None and loss.has_labels:
+        raise GraphError(
+            f"loss {loss.name}: the data have no labels; need labels, or a loss without: 'mean', 'sum', 'triplet'"
+        )
+    if labels is not None and not loss.has_labels:
+        raise DataError(
+            f"loss {loss.name}: it does not look at labels, and the data have some; need data without labels, or "
+            "another loss"
+        )
+    if not isinstance(pred, Value) and loss.outputs == 1:
+        need = "need one, a loss for each output (a dict or tuple), or a function (outputs, labels)"
+        raise GraphError(f"loss {loss.name}: the model gives {described(pred)}; {need}")
+    if not is_plain(labels):
+        need = "need one array, a loss for each output (a dict or tuple), or a function (outputs, labels)"
+        raise DataError(f"loss {loss.name}: the labels are several arrays ({listed(by_key(labels))}); {need}")
+    if not loss.takes_label_weights:
+        _refuse_label_weights(loss.name, weights)
+    return loss.pair(pred, labels, weights)
+
+
+@contextlib.contextmanager
+def named_output(key: Key) -> Iterator[None]:
+    """Errors inside name the output of this key; None: there is one output."""
+    try:
+        yield
+    except GradloomError as error:
+        raise (error if key is None else error.extended(f"{place('output', key)}: ")) from error.__cause__
+
+
+def check_labels(loss: losses.Loss, pred: Outputs, data: Dataset, key: Key = None) -> None:
+    """DataError, ShapeError for labels of a Dataset that are out of range for the loss or for the classes of its
+    output. key: of one of several outputs, with its labels."""
+    labels = at(data.labels, key)
+    if labels is None or not loss.has_labels:
+        return
+    with named_output(key):
+        loss.check_labels(labels)
+    exclusive = isinstance(pred, Value) and loss.is_exclusive(pred.shape[1:], labels.shape[1:])
+    if isinstance(pred, Value) and exclusive and (pred.ndim == 2 or is_ids(labels)):
+        data.check_labels(pred.shape[-1], key)
 
 
 def loss_of_members(
@@ -92,7 +128,7 @@ def loss_of_members(
 
 
 def _own(
-    loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights: Value | None, all_count: bool
+    loss: Callable[..., Any], pred: Outputs, labels: Structure | None, weights: Value | None, all_count: bool
 ) -> tuple[Value, Value]:
     given = (pred,) if labels is None else (pred, labels)
     takes_weights, named = _weights_for(loss, given, weights)
@@ -110,7 +146,10 @@ def _own(
             )
         return total, weight
     rows = {v.shape[0] for v in values_of(pred) if v.shape} if weights is None else {weights.shape[0]}
-    if isinstance(made, Value) and not made.shape and len(rows) == 1 and (weights is None or not takes_weights):
+    reads_weights = (
+        not takes_weights or weights is None or (isinstance(made, Value) and weights.node in reachable([made]))
+    )
+    if isinstance(made, Value) and not made.shape and len(rows) == 1 and reads_weights:
         return _scalar(made, Batch(rows.pop(), weights, labels, all_count))
     if not isinstance(made, Value) or made.ndim != 1 or made.shape[0] not in rows:
         seen = describe(made) if isinstance(made, Value) else type(made).__name__

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..base.errors import DataError, GraphError
+from ..base.structures import Structure, is_plain, listed
 from ..graph.graph import reachable
 from ..graph.leaves import constant
 from ..graph.value import Value
 from ..ops.layout import broadcast_to
 from ..transform.substitute import with_batch
-from .metrics import usable_name
+from .inputs import of_graph, rows_of
+from .metric import usable_name
 from .session import Graph
 from .terms import Batch, Pair, Term, pairs_of, terms_of
 
@@ -19,9 +21,10 @@ from .terms import Batch, Pair, Term, pairs_of, terms_of
 class MarkedGraph:
     """The losses of a graph, each a sum of weighted means (see terms.py), for batches of any number of rows.
 
-    leaf: the input that gets the data; labels, weights: the inputs of these names, where there are some. outputs: what
-    the graph computes besides the losses, with rows along the first axis. names: of the losses, that of the node where
-    it has a usable one, else loss_1, loss_2, ...
+    labels, weights  the inputs of these names, where there are some
+    inputs   all others by name: they get the data, and labels that are a dict
+    outputs  those besides the losses, with rows along the first axis
+    names    of the losses, that of the node where it has a usable one, else loss_1, loss_2, ...
 
     GraphError for other inputs, for a loss whose weight is not known, and for two losses of one name.
     """
@@ -29,15 +32,9 @@ class MarkedGraph:
     def __init__(self, graph: Graph) -> None:
         inputs = {n.attrs["key"]: n.outputs[0] for n in reachable(graph.outputs) if n.op.name == "input"}
         self.labels, self.weights = inputs.pop("labels", None), inputs.pop("weights", None)
-        if len(inputs) != 1:
-            shown = ", ".join(inputs) or "none"
-            raise GraphError(
-                f"Trainer: the graph has the inputs {shown}; need one for the data besides labels, weights"
-            )
-        (self.leaf,) = inputs.values()
-        if not self.leaf.ndim:
-            raise GraphError(f"Trainer: the input {self.leaf.name} is a scalar; need rows along the first axis")
-        rows = self.leaf.shape[0]
+        if not inputs:
+            raise GraphError("Trainer: the graph has the inputs none; need one for the data besides labels, weights")
+        self.inputs, rows = inputs, rows_of(inputs)
         self.names: list[str] = []
         self.terms: list[list[Term]] = []
         for i, loss in enumerate(graph.losses):
@@ -52,42 +49,57 @@ class MarkedGraph:
     def __repr__(self) -> str:
         return f"marked losses {', '.join(self.names)}"
 
-    def outputs_of(self, x: Value) -> list[Value]:
+    def outputs_of(self, x: Structure) -> list[Value]:
         """The outputs for a batch. GraphError where the graph has none, or where they read labels."""
         if not self.outputs:
             raise GraphError("the graph has losses alone; need outputs, too: Graph(logits, loss)")
-        read = {n.attrs["key"] for n in reachable(self.outputs) if n.op.name == "input"} - {self.leaf.node.attrs["key"]}
-        if read:
-            raise GraphError(f"the outputs read {', '.join(sorted(read))}; need outputs of the data alone")
-        return with_batch(self.outputs, {self.leaf: x})
+        read = {n.attrs["key"] for n in reachable(self.outputs) if n.op.name == "input"}
+        if odd := read - self.inputs.keys():
+            raise GraphError(f"the outputs read {', '.join(sorted(odd))}; need outputs of the data alone")
+        of_data = self.inputs
+        if len(of_data) > 1:  # some of which may get labels
+            read |= x.keys() if isinstance(x, dict) else set()
+            of_data = {name: leaf for name, leaf in of_data.items() if name in read}
+        return with_batch(self.outputs, of_graph(of_data, x))
 
     def losses(
-        self, x: Value, labels: Value | None, weights: Value | None, all_count: bool
+        self, x: Structure, labels: Structure | None, weights: Value | None, rows: int, all_count: bool
     ) -> tuple[list[Value], list[list[Pair]]]:
-        """(outputs, the pairs of each loss) of a batch. all_count: no label of it is ignored.
+        """(outputs, the pairs of each loss) of a batch of n rows. all_count: no label of it is ignored.
 
         DataError for labels that no loss reads and for row weights that would have no effect, GraphError for labels
         that are missing.
         """
-        if labels is not None and self.labels is None:
-            raise DataError(
-                "the data have labels, and the graph has no input 'labels'; need one, or data without labels"
-            )
-        leaves = {self.leaf: x}
-        if self.labels is not None:
-            if labels is None:
-                raise GraphError("the graph has an input 'labels', and the data have none; need data with labels")
-            leaves[self.labels] = labels
+        leaves = self._leaves(x, labels)
         if self.weights is not None:
-            given = broadcast_to(constant(1.0), (x.shape[0],)) if weights is None else weights
-            leaves[self.weights] = given
+            leaves[self.weights] = broadcast_to(constant(1.0), (rows,)) if weights is None else weights
         roots = [root for terms in self.terms for term in terms for root in term.roots if root is not None]
         made: list[Any] = with_batch([*self.outputs, *roots], leaves)
         outputs, left = made[: len(self.outputs)], iter(made[len(self.outputs) :])
-        batch = Batch(x.shape[0], weights, labels, all_count)
+        batch = Batch(rows, weights, labels, all_count)
         return outputs, [
             pairs_of(_renewed(terms, left), batch, f"loss {n}") for n, terms in zip(self.names, self.terms, strict=True)
         ]
+
+    def _leaves(self, x: Structure, labels: Structure | None) -> dict[Value, Value]:
+        """The data and labels of each input."""
+        inputs, given = dict(self.inputs), {}
+        if isinstance(labels, dict):
+            for key, label in labels.items():
+                if key not in inputs:
+                    raise GraphError(f"labels {key!r}: the graph has no such input; need {listed(inputs)}")
+                given[inputs.pop(key)] = label
+        elif labels is not None:
+            if not is_plain(labels):
+                raise GraphError("labels: a tuple; need a dict by the inputs of the graph")
+            if self.labels is None:
+                raise DataError(
+                    "the data have labels, and the graph has no input 'labels'; need one, or data without labels"
+                )
+            given[self.labels] = labels
+        if self.labels is not None and self.labels not in given:
+            raise GraphError("the graph has an input 'labels', and the data have none; need data with labels")
+        return of_graph(inputs, x) | given
 
 
 def _renewed(terms: Sequence[Term], left: Any) -> list[Term]:

@@ -1,129 +1,30 @@
-"""User-defined metrics: declarations, the nodes that compute them, and their sums until they are numbers.
-
-A metric is a function (outputs, labels, weights). It builds nodes in the program of the evaluation, or is called with
-the NumPy arrays of all rows.
-"""
+"""The nodes that compute metrics, and their sums until they are numbers."""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..base.arguments import as_bool, as_whole, what_is
+from ..base.arguments import what_is
 from ..base.errors import DataError, SettingError, ShapeError
 from ..base.schema import shown_name
+from ..base.structures import Structure, leaves, mapped, named, of_named
 from ..data.dataset import IGNORED
 from ..graph.value import Value, describe
-from .outputs import Outputs, mapped, values_of
-
-UNCERTAINTY = "_unc"  # how the name of an uncertainty ends: loss, loss_unc
-_TAKEN = ("loss", "accuracy", "grad_norm", "skipped", "lr", "epoch", "step", "seconds")  # names of other numbers
-
-
-class Metric:
-    """A number measured in addition to the loss: gl.fit(metrics={"mae": Metric(function)}), or the function alone.
-
-    function  (outputs, labels), or (outputs, labels, weights) with the row weights of the data, None where there are
-              none. By default it gets values of a graph and gives a value per row, f32 [rows], or a pair
-              (sum, weight) of scalars. Values per row are weighted here by the data's row weights, and rows that count
-              for nothing (weight 0, or labels that are all -100) are left out
-    whole     the function gets NumPy arrays of all rows that count (outputs f32 [rows, ...] in the model's structure,
-              labels, weights f32 [rows] or None) and returns a number that is no sum over batches, as AUC or F1; or
-              two arrays f64 [rows], whose sums are divided: then a bootstrap resamples these, without further calls
-    train     it is measured in training, too, by the step's own program, with dropout as it is there
-    uncertainty  "formula": of values per row the standard error of their weighted mean (see standard_error), of pairs
-              the same over micro-batches; "bootstrap": the standard deviation over `samples` resamplings of the rows
-              (of micro-batches for pairs), drawn from `seed`. None: "formula" where there is one, and none for `whole`
-
-    SettingError for arguments out of range.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *,
-        whole: bool = False,
-        train: bool = False,
-        uncertainty: str | None = None,
-        samples: int = 200,
-        seed: int = 0,
-    ) -> None:
-        self.scale = 1.0  # of the number and its uncertainty: a unit
-        if not callable(function):
-            raise SettingError(f"Metric: {what_is(function)} must be a function (outputs, labels, weights)")
-        self.function = function
-        self.whole, self.train = as_bool("whole", whole, "Metric"), as_bool("train", train, "Metric")
-        self.samples, self.seed = as_whole("samples", samples, 2, "Metric"), as_whole("seed", seed, 0, "Metric")
-        if uncertainty not in (None, "formula", "bootstrap"):
-            raise SettingError(setting="uncertainty", seen=uncertainty, need="formula or bootstrap", place="Metric")
-        if self.whole and uncertainty == "formula":
-            text = "{uncertainty} cannot be combined with {whole}; use 'bootstrap' or None"
-            raise SettingError(text, uncertainty=uncertainty, whole=True, place="Metric")
-        if self.whole and self.train:
-            text = "{train} and {whole} are mutually exclusive: all outputs of training would be kept"
-            raise SettingError(text, train=True, whole=True, place="Metric")
-        self.uncertainty = uncertainty or ("none" if self.whole else "formula")
-        self._count = _positional(function)
-
-    def __call__(self, outputs: Any, labels: Any, weights: Any) -> Any:
-        """Call the function with the arguments that it takes."""
-        return self.function(*(outputs, labels, weights)[: self._count])
-
-    @property
-    def takes_weights(self) -> bool:
-        """The function gets the row weights."""
-        return self._count == 3
-
-
-Metrics = Mapping[str, "Metric | Callable[..., Any]"]
-
-
-def _positional(function: Callable[..., Any]) -> int:
-    """How many of (outputs, labels, weights) the function takes."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # not written in Python
-        return 2
-    kinds = [p.kind for p in parameters]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return 3
-    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p for p in parameters if p.kind in plain and (p.default is p.empty or p.name == "weights")]
-    if not 1 <= len(needed) <= 3:
-        raise SettingError(f"Metric: the function takes {len(needed)} arguments; need (outputs, labels, weights)")
-    return len(needed)
-
-
-def usable_name(name: object) -> bool:
-    """Whether a measured number can have this name: history and monitors must distinguish it from others."""
-    if not isinstance(name, str) or not name or not name.isprintable() or "." in name or name in _TAKEN:
-        return False
-    return not name.endswith(UNCERTAINTY) and not name.startswith("val_")
-
-
-def checked_metrics(metrics: Metrics | None) -> tuple[tuple[str, Metric], ...]:
-    """Names and metrics; SettingError for a name of another number, or that history and monitors cannot distinguish."""
-    if metrics is not None and not isinstance(metrics, Mapping):
-        text = f"{{metrics}} is {what_is(metrics)}; must be a dict of functions, such as {{'mae': function}}; accuracy"
-        raise SettingError(f"{text} is always measured with the loss cross_entropy", setting="metrics")
-    named = []
-    for name, one in (metrics or {}).items():
-        if not usable_name(name):
-            raise SettingError(f"{{metrics}}: the name {name!r} is reserved or invalid; use another", setting="metrics")
-        named.append((name, one if isinstance(one, Metric) else Metric(one)))
-    return tuple(named)
+from .metric import UNCERTAINTY, Metric
+from .outputs import Outputs, values_of
 
 
 @dataclass(frozen=True)
 class MetricLayout:
     """What a program gives for metrics, in order: values [rows], pairs of scalars, then the model's outputs.
 
-    losses: before these, of each loss of several its name and the number of its pairs (sum, weight).
+    losses: before these, of each loss of several its name and the number of its pairs (sum, weight); likewise of
+    accuracies (correct, counted). factors: by name, of losses of another weight than 1 in their sum; None: an accuracy
     """
 
     per_row: tuple[str, ...]
@@ -131,6 +32,7 @@ class MetricLayout:
     outputs: Outputs | None
     size: int
     losses: tuple[tuple[str, int], ...] = ()
+    factors: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def loss_size(self) -> int:
@@ -154,10 +56,10 @@ class Measures:
     @property
     def of_training(self) -> tuple[tuple[str, Metric], ...]:
         """The metrics that are measured in training, too."""
-        return tuple((name, metric) for name, metric in self.metrics if metric.train)
+        return tuple((name, one.of_training) for name, one in self.metrics if one.of_training is not None)
 
     def nodes(
-        self, rows: int, outputs: Outputs, labels: Value | None, weights: Value | None
+        self, rows: int, outputs: Outputs, labels: Structure | None, weights: Value | None
     ) -> tuple[list[Value], MetricLayout]:
         """The values that a program of `rows` rows computes for it."""
         per_row: dict[str, Value] = {}
@@ -203,7 +105,7 @@ class Measured:
         self._numbers: dict[str, float] | None = None
 
     def add(
-        self, layout: MetricLayout, arrays: Sequence[np.ndarray], rows: int, labels: np.ndarray | None,
+        self, layout: MetricLayout, arrays: Sequence[np.ndarray], rows: int, labels: Structure | None,
         weights: np.ndarray | None,
     ) -> None:  # fmt: skip
         """What a program gave for `rows` rows in equal micro-batches: arrays [micro-batches, ...], see MetricLayout."""
@@ -220,8 +122,8 @@ class Measured:
         if layout.per_row or is_whole:
             self._keep("counts", row_weights(rows, labels, weights))
         if is_whole:
-            if labels is not None:
-                self._keep("labels", labels)
+            for name, array in named("labels", labels).items():
+                self._keep(name, array)
             if weights is not None:
                 self._keep("weights", weights)
 
@@ -278,14 +180,14 @@ class Measured:
         if self._numbers is None:
             self._numbers = {}
             for name, metric in self.measures.metrics:
-                value, spread = self._number(name, metric)
+                value, spread = metric.reported(*self._number(name, metric))
                 self._numbers[name] = value
                 if not math.isnan(spread):
                     self._numbers[name + UNCERTAINTY] = spread
         return self._numbers
 
     def _number(self, name: str, metric: Metric) -> tuple[float, float]:
-        """(value, uncertainty); nan if unknown."""
+        """(value, uncertainty) of the mean or number that is measured; nan if unknown."""
         if metric.whole:
             return self._whole(name, metric) if "output.0" in self._kept else (math.nan, math.nan)
         if f"row.{name}" in self._kept:
@@ -300,21 +202,21 @@ class Measured:
         if not n:
             return math.nan, math.nan
         mean = float((weights * values).sum()) / total
-        mean *= metric.scale
         if n < 2:
             return mean, math.nan
         if metric.uncertainty == "formula":
-            return mean, standard_error(values, weights) * metric.scale
+            return mean, standard_error(values, weights)
         rng = np.random.default_rng(metric.seed)
         picks = (rng.integers(0, n, n) for _ in range(metric.samples))
         means = [float((weights[at] * values[at]).sum() / weights[at].sum()) for at in picks]
-        return mean, float(np.std(means, ddof=1)) * metric.scale
+        return mean, float(np.std(means, ddof=1))
 
     def _whole(self, name: str, metric: Metric) -> tuple[float, float]:
         count = self._all("counts") > 0
         names = [kept for kept in self._kept if kept.startswith("output.")]
         outputs = [self._all(kept)[count] for kept in names]
-        labels, weights = (self._all(kept)[count] if kept in self._kept else None for kept in ("labels", "weights"))
+        truth = {kept: self._all(kept)[count] for kept in self._kept if kept.startswith(("labels", "weights"))}
+        labels, weights = of_named("labels", truth), truth.get("weights")
         n = int(count.sum())
         if not n:
             return math.nan, math.nan
@@ -323,7 +225,7 @@ class Measured:
             arrays = iter([array[at] for array in outputs])
             made = metric(
                 mapped(lambda _: next(arrays), self._structure),
-                None if labels is None else labels[at],
+                None if labels is None else mapped(lambda array: array[at], labels),
                 None if weights is None else weights[at],
             )
             if isinstance(made, tuple) and len(made) == 2 and all(np.shape(part) == (n,) for part in made):
@@ -334,8 +236,11 @@ class Measured:
 
         found = measured(slice(None))
         value = _ratio(*found) if isinstance(found, tuple) else found
+        if metric.uncertainty == "formula" and isinstance(found, tuple):
+            sums, counts = (part[found[1] > 0] for part in found)
+            return value, standard_error(sums / counts, counts)
         if metric.uncertainty != "bootstrap" or n < 2:
-            return value * metric.scale, math.nan
+            return value, math.nan
         rng = np.random.default_rng(metric.seed)
         picks = (rng.integers(0, n, n) for _ in range(metric.samples))
         if isinstance(found, tuple):
@@ -343,7 +248,7 @@ class Measured:
             drawn = [_ratio(sums[at], counts[at]) for at in picks]
         else:
             drawn = [measured(at) for at in picks]
-        return value * metric.scale, float(np.std(drawn, ddof=1)) * metric.scale
+        return value, float(np.std(drawn, ddof=1))
 
 
 def _ratio(sums: np.ndarray, counts: np.ndarray) -> float:
@@ -351,11 +256,12 @@ def _ratio(sums: np.ndarray, counts: np.ndarray) -> float:
     return float(sums.sum()) / total if total else math.nan
 
 
-def row_weights(rows: int, labels: np.ndarray | None, weights: np.ndarray | None) -> np.ndarray:
+def row_weights(rows: int, labels: Structure | None, weights: np.ndarray | None) -> np.ndarray:
     """How much each row counts, f64 [rows]: its weight; 0 where all labels are ignored."""
     counts = np.ones(rows) if weights is None else weights.astype(np.float64)
-    if labels is not None and labels.dtype.kind == "i":
-        counts[(labels == IGNORED).reshape(rows, -1).all(axis=1)] = 0
+    every = leaves(labels)
+    if every and all(array.dtype.kind == "i" for array in every):
+        counts[np.logical_and.reduce([(array == IGNORED).reshape(rows, -1).all(axis=1) for array in every])] = 0
     return counts
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from .. import ops
+from .. import losses, ops
 from ..base.dtypes import DType, f32
-from ..base.errors import GradientError, GraphError, SettingError
+from ..base.errors import GradientError, GraphError, SettingError, ShapeError
 from ..base.patterns import matched
+from ..base.structures import Key, Structure, by_key, is_plain, leaves, mapped
 from ..graph.grad import gradients
 from ..graph.graph import reachable
 from ..graph.leaves import Parameter, constant
@@ -24,17 +23,19 @@ from ..nn.module import Module, mode
 from ..optim.state import OptimizerState
 from ..transform.substitute import with_batch
 from .batch_loss import BatchLoss, batch_pair, batch_values, joined_values
-from .class_weight import class_weighted
-from .losses import Loss, loss_of_members, loss_pair
+from .class_weight import Tables, class_weighted
+from .inputs import called, of_graph, rows_of
+from .losses import check_labels, loss_of_members, loss_pair
 from .marked import MarkedGraph
 from .metrics import NOTHING, Measures, MetricLayout
-from .outputs import Outputs, mapped, values_of
+from .output_losses import Losses, LossWeights, OutputLosses, losses_of
+from .outputs import Outputs, values_of
 from .session import Graph
-from .source import FeedSource, Join, Leaves, RowSource
+from .source import NO_KINDS, FeedSource, Join, Kinds, Leaves, RowSource
 from .terms import combined
 from .trained import Freeze, UnreachedWarning, check_freeze, reached_parameters, refuse_untrained
 
-Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
+Model = Module | Callable[..., Outputs] | Graph | tuple[Value, Outputs]
 
 
 class _Losses(NamedTuple):
@@ -64,18 +65,21 @@ class BatchGraph:
 class Objective:
     """Builds the graph of a batch: model, loss and gradients.
 
-    loss           a name, a function or a BatchLoss; None: the marked losses of a graph, else cross_entropy
+    loss           a name, an object of gl.losses, a function, a BatchLoss, or a dict or tuple of losses by output;
+                   None: the marked losses of a graph, else cross_entropy
     state          of the optimiser, with the parameters chosen to train
-    class_weights  f32 [classes], weights of labels in the loss
+    class_weights  f32 [classes], weights of labels in the loss; of losses by output such arrays by output
+    loss_weights   of losses by output, 1 where there is none
     """
 
     def __init__(
         self,
         model: Model,
-        loss: Loss | None,
+        loss: Losses | None,
         freeze: Freeze,
         state: OptimizerState,
-        class_weights: np.ndarray | None = None,
+        class_weights: Tables = None,
+        loss_weights: LossWeights = None,
     ) -> None:
         self.model, self.freeze, self.state = _usable_model(model), check_freeze(freeze), state
         if loss is None:
@@ -83,34 +87,44 @@ class Objective:
         elif isinstance(self.model, MarkedGraph):
             text = f"{{loss}} and the {self.model!r} of the graph are mutually exclusive"
             raise SettingError(text, loss=loss)
-        self.loss, self.class_weights = loss, class_weights
-        self.couples = isinstance(loss, BatchLoss)  # the rows of a batch
-        if not isinstance(loss, BatchLoss) and not isinstance(self.model, MarkedGraph):
-            self.loss_pair = loss_pair(loss)
+        self.loss = losses_of(loss, loss_weights)  # a str, Loss, function, BatchLoss or OutputLosses
+        if class_weights is not None and isinstance(self.loss, OutputLosses):
+            self.loss.weigh(class_weights)
+            class_weights = None
+        if isinstance(class_weights, dict):
+            text = "{class_weights} by output requires {loss} by output"
+            raise SettingError(text, class_weights=..., loss=...)
+        self.class_weights = class_weights
+        is_marked = isinstance(self.model, MarkedGraph)
+        given = losses.named(loss) if isinstance(loss, str) and not is_marked else self.loss
+        self.named_loss = given if isinstance(given, losses.Loss) else None
+        self.couples = isinstance(self.loss, BatchLoss)  # the rows of a batch
+        if not isinstance(self.loss, (BatchLoss, OutputLosses)) and not isinstance(self.model, MarkedGraph):
+            self.loss_pair = loss_pair(self.loss)
         self._warn_unreached = UnreachedWarning("train")
-        _need_averages(self.model, loss)
-        self.is_total = loss == "sum"  # a total is never divided by a weight
-        self.has_predictions = loss == "cross_entropy"
+        _need_averages(self.model, self.loss, self.named_loss)
+        self.is_total = isinstance(self.named_loss, losses.Sum)  # a total is never divided by a weight
+        self.has_predictions = isinstance(self.named_loss, (losses.CrossEntropy, losses.NLL))
 
     def mode(self, backward: bool) -> contextlib.AbstractContextManager[None]:
         """The mode in which the model builds: training, where parts in eval mode stay as they are, or evaluation."""
         as_set = isinstance(self.model, Module) and backward and self.model.training
         return contextlib.nullcontext() if as_set else mode(backward)
 
-    def outputs(self, x: Value, backward: bool) -> Outputs:
+    def outputs(self, x: Structure, backward: bool) -> Outputs:
         """The model's outputs for a batch."""
         if isinstance(self.model, Module):
             with self.mode(backward):
-                outputs = self.model(x)
+                outputs = called(self.model, x)
         elif isinstance(self.model, MarkedGraph):
             outputs = self.model.outputs_of(x)
             outputs = outputs[0] if len(outputs) == 1 else tuple(outputs)
         elif isinstance(self.model, tuple):
-            leaf, made = self.model
-            new = iter(with_batch(values_of(made), {leaf: x}))
+            inputs, made = self.model
+            new = iter(with_batch(values_of(made), of_graph(inputs, x)))
             return mapped(lambda _: next(new), made)
         else:
-            outputs = self.model(x)
+            outputs = called(self.model, x)
         values_of(outputs)
         return outputs
 
@@ -126,10 +140,12 @@ class Objective:
             pred, total, weight, extra, layout, adds_up = self._losses(source, rows, backward, measures)
             reached = reached_parameters(total)
         outputs = [total, weight]
+        if self.named_loss is not None and isinstance(source, RowSource):
+            check_labels(self.named_loss, pred, source.data)
         if self.has_predictions:
-            if isinstance(source, RowSource) and (pred.ndim == 2 or source.data.has_ids):
-                source.data.check_labels(pred.shape[-1])
             outputs.append(ops.argmax(pred, -1))
+        if isinstance(self.loss, OutputLosses) and isinstance(source, RowSource):
+            self.loss.check_labels(pred, source.data)
         outputs += extra
         if not backward:
             return BatchGraph(outputs, None, (), layout, adds_up, source.join)
@@ -147,36 +163,58 @@ class Objective:
         self._warn_unreached([name for (name, _), g in zip(trained, grads, strict=True) if g is None])
         return BatchGraph(outputs, [g for _, g in pairs], tuple(p for p, _ in pairs), layout, adds_up, source.join)
 
+    def predicted(self, source: FeedSource) -> Outputs:
+        """The outputs for a batch in evaluation. ShapeError for one without the rows along its first axis."""
+        x = source.leaves(source.rows, self.input_kinds)[0]
+        outputs = self.outputs(x, False)
+        if floats := read_as_floats(x, values_of(outputs)):
+            outputs = self.outputs(source.leaves(source.rows, self.input_kinds | floats)[0], False)
+        for v in values_of(outputs):
+            if v.shape[:1] != (source.rows,):
+                seen = f"an output {describe(v)} of a batch of {source.rows} rows"
+                raise ShapeError(f"predict: {seen}; need the rows along the first axis; node {v.node.label}")
+        return outputs
+
     @fresh_streams()
-    def values(self, source: RowSource, rows: int, backward: bool, kind: DType | None = None) -> list[Value]:
-        """The values of a BatchLoss for `rows` rows, without updates of running statistics. kind: of the data."""
+    def values(self, source: RowSource, rows: int, backward: bool, kinds: Kinds = NO_KINDS) -> list[Value]:
+        """The values of a BatchLoss for `rows` rows, without updates of running statistics. kinds: of the data."""
         assert isinstance(self.loss, BatchLoss)
-        x, labels, weights = source.leaves(rows, kind or self.input_kind)
+        x, labels, weights = source.leaves(rows, self.input_kinds | kinds)
         outputs = self.outputs(x, backward)
-        if read_as_floats(x, values_of(outputs)):
-            return self.values(source, rows, backward, f32)
+        if floats := read_as_floats(x, values_of(outputs)):
+            return self.values(source, rows, backward, kinds | floats)
         values = batch_values(self.loss, outputs, labels, self._class_weighted(labels, weights), rows)
         for node in reachable(values, effects=True):
             node.effects = ()
         return values
 
     @property
+    def named_losses(self) -> dict[Key, losses.Loss | None]:
+        """The objects of gl.losses by output, None for a function; of a single loss at None."""
+        if not isinstance(self.loss, OutputLosses):
+            return {None: self.named_loss}
+        return {key: one if isinstance(one, losses.Loss) else None for key, one in self.loss.losses.items()}
+
+    @property
     def measured(self) -> list[str]:
         """Names of the numbers that a Result holds without metrics, uncertainties aside."""
+        if isinstance(self.loss, OutputLosses):
+            return ["loss", *self.loss.measured]
         names = self.model.names if isinstance(self.model, MarkedGraph) else []
         return ["loss", *(names if len(names) > 1 else []), *["accuracy"] * self.has_predictions]
 
     @property
     def looks_at_labels(self) -> bool:
         """Whether ignored labels affect the graph: by the weights of several means."""
-        return isinstance(self.model, MarkedGraph) or not isinstance(self.loss, str)
+        return isinstance(self.model, MarkedGraph) or self.named_loss is None
 
     @property
-    def input_kind(self) -> DType | None:
-        """The dtype of the model's input where the model declares it: that of a graph."""
-        if isinstance(self.model, MarkedGraph):
-            return self.model.leaf.dtype
-        return self.model[0].dtype if isinstance(self.model, tuple) else None
+    def input_kinds(self) -> dict[Key, DType]:
+        """The dtypes of the model's inputs where the model declares them: those of a graph."""
+        inputs = self.model.inputs if isinstance(self.model, MarkedGraph) else {}
+        inputs = self.model[0] if isinstance(self.model, tuple) else inputs
+        kinds: dict[Key, DType] = {name: leaf.dtype for name, leaf in inputs.items()}
+        return kinds | ({None: next(iter(kinds.values()))} if len(kinds) == 1 else {})
 
     @fresh_streams()
     def _losses(
@@ -185,16 +223,18 @@ class Objective:
         rows: int,
         backward: bool,
         measures: Measures,
-        kind: DType | None = None,
+        kinds: Kinds = NO_KINDS,
     ) -> _Losses:
-        """The outputs and losses of a batch. kind: of its data."""
-        x, labels, weights = source.leaves(rows, kind or self.input_kind)
+        """The outputs and losses of a batch. kinds: of its data."""
+        x, labels, weights = source.leaves(rows, self.input_kinds | kinds)
         if isinstance(self.model, MarkedGraph):
             return self._marked(self.model, source, rows, (x, labels, weights), measures)
         left_out = source.left_out(rows, self.model.members) if isinstance(self.model, Ensemble) else None
         given = self.outputs(x, backward) if backward or left_out is None else self._by_others(x, left_out)
-        if read_as_floats(x, values_of(given)):  # then the data are converted as the batch is gathered
-            return self._losses(source, rows, backward, measures, f32)
+        if floats := read_as_floats(x, values_of(given)):  # then the data are converted as the batch is gathered
+            return self._losses(source, rows, backward, measures, kinds | floats)
+        if isinstance(self.loss, OutputLosses):
+            return self._by_output(self.loss, rows, given, (labels, weights), source.all_count, measures)
         pred = ops.mean(given, axes=1) if self._has_members(given, labels) else given
         extra, layout = measures.nodes(rows, pred, labels, weights)
         weights = self._class_weighted(labels, weights)
@@ -203,11 +243,25 @@ class Objective:
         if pred is not given and labels is not None:
             counted = None if left_out is None else 1.0 - left_out
             return _Losses(pred, *loss_of_members(self.loss_pair, given, labels, weights, counted), extra, layout)
-        all_count = not isinstance(self.loss, str) and source.all_count
+        all_count = self.named_loss is None and source.all_count
         return _Losses(pred, *self.loss_pair(pred, labels, weights, all_count), extra, layout)
 
+    def _by_output(
+        self, losses: OutputLosses, rows: int, outputs: Outputs, truth: tuple[Structure | None, Value | None],
+        all_count: bool, measures: Measures,
+    ) -> _Losses:  # fmt: skip
+        """The losses of outputs: their weighted sum, and each by its name, before the values of metrics."""
+        pairs = losses.pairs(outputs, *truth, rows, all_count)
+        _refuse_names(measures, losses.measured)
+        extra, layout = measures.nodes(rows, outputs, *truth)
+        total, weight, adds_up = combined(losses.scaled(pairs), rows)
+        each = [(s, w) for _, s, w in pairs.values()] + losses.right(outputs, *truth)
+        extra = [value for pair in each for value in pair if value is not None] + extra
+        layout = replace(layout, losses=tuple((name, 1) for name in losses.measured), factors=losses.weighting)
+        return _Losses(outputs, total, weight, extra, layout, adds_up)
+
     def _coupled(
-        self, loss: BatchLoss, source: RowSource | FeedSource, rows: int, outputs: Outputs, labels: Value | None,
+        self, loss: BatchLoss, source: RowSource | FeedSource, rows: int, outputs: Outputs, labels: Structure | None,
         weights: Value | None,
     ) -> tuple[Value, Value]:  # fmt: skip
         """(sum, weight) of a BatchLoss for a micro-batch, with the rows of its batch's join; a batch by itself is
@@ -217,10 +271,12 @@ class Objective:
         values = batch_values(loss, outputs, labels, weights, rows)
         return batch_pair(loss, outputs, labels, joined_values(loss, values, rows), weights)
 
-    def _class_weighted(self, labels: Value | None, weights: Value | None) -> Value | None:
+    def _class_weighted(self, labels: Structure | None, weights: Value | None) -> Value | None:
         """Weights of the loss: those of the rows, times those of their classes."""
         if self.class_weights is None or labels is None:
             return weights
+        if not is_plain(labels):
+            raise SettingError("{class_weights} requires one array of labels", class_weights=...)
         return class_weighted(self.class_weights, labels, weights)
 
     def _marked(
@@ -229,14 +285,11 @@ class Objective:
         """The marked losses of a graph: their sum, and several ones each, before the values of metrics."""
         x, labels, weights = leaves
         weights = self._class_weighted(labels, weights)
-        outputs, losses = graph.losses(x, labels, weights, source.all_count)
+        outputs, losses = graph.losses(x, labels, weights, rows, source.all_count)
         pred = outputs[0] if len(outputs) == 1 else tuple(outputs)
         if measures and not outputs:
             raise GraphError("metrics: the graph has losses alone; need outputs, too: Graph(logits, loss)")
-        taken = {name for name, _ in measures.metrics} & set(graph.names)
-        if taken:
-            text = f"{{metrics}}: the name {min(taken)!r} is that of a marked loss; use another"
-            raise SettingError(text, setting="metrics")
+        _refuse_names(measures, graph.names)
         extra, layout = measures.nodes(rows, pred, labels, leaves[2])
         total, weight, adds_up = combined([pair for pairs in losses for pair in pairs], rows)
         if len(losses) > 1:
@@ -246,17 +299,20 @@ class Objective:
             layout = replace(layout, losses=tuple((n, len(p)) for n, p in zip(graph.names, each, strict=True)))
         return _Losses(pred, total, weight, extra, layout, adds_up)
 
-    def _by_others(self, x: Value, left_out: Value) -> Value:
+    def _by_others(self, x: Structure, left_out: Value) -> Value:
         """The mean output for each row of the members that are not trained on it: [rows, outputs]."""
         assert isinstance(self.model, Ensemble)
+        (only,) = leaves(x)
         with self.mode(False):
-            return self.model.averaged(self.model.of_each(x), left_out)
+            return self.model.averaged(self.model.of_each(only), left_out)
 
-    def _has_members(self, outputs: Outputs, labels: Value | None) -> bool:
+    def _has_members(self, outputs: Outputs, labels: Structure | None) -> bool:
         """Whether the outputs are those of an ensemble in training, [rows, members, ...]."""
-        if not isinstance(self.model, Module) or not isinstance(outputs, Value) or labels is None:
+        if not isinstance(self.model, Module) or not isinstance(outputs, Value) or not isinstance(labels, Value):
             return False
-        of_each = outputs.ndim == labels.ndim + (2 if self.loss == "cross_entropy" and not labels.dtype.is_float else 1)
+        of_ids = self.named_loss is not None and self.named_loss.kind == "classes" and not labels.dtype.is_float
+        of_one = outputs.shape[-1:] == (1,) and labels.ndim == 1  # labels [rows] fit outputs [rows, 1]
+        of_each = outputs.ndim == labels.ndim + (2 if of_ids or of_one else 1)
         return of_each and any(isinstance(one, Ensemble) and one.training for one in self.model.modules())
 
     def named(self) -> dict[str, Parameter]:
@@ -287,8 +343,20 @@ class Objective:
         return [(name, p) for name, p in free if chosen is None or p.stored in chosen]
 
 
-def read_as_floats(x: Value, outputs: Sequence[Value]) -> bool:
-    """Whether all that reads a batch of whole numbers converts it to f32."""
+def read_as_floats(x: Structure, outputs: Sequence[Value]) -> Kinds:
+    """f32 for each input of whole numbers where all that reads it converts it to f32."""
+    return {key: f32 for key, one in by_key(x).items() if _is_read_as_floats(one, outputs)}
+
+
+def _refuse_names(measures: Measures, names: Sequence[str]) -> None:
+    """SettingError for a metric with the name of a loss."""
+    taken = {name for name, _ in measures.metrics} & set(names)
+    if taken:
+        text = f"{{metrics}}: the name {min(taken)!r} is that of a loss; use another"
+        raise SettingError(text, setting="metrics")
+
+
+def _is_read_as_floats(x: Value, outputs: Sequence[Value]) -> bool:
     if x.dtype.is_float:
         return False
     same, found = {x}, False
@@ -309,22 +377,26 @@ def _made_since(serial: int, parameters: Sequence[Parameter]) -> list[Parameter]
     return [p for p in parameters if p.stored.serial > serial]
 
 
-def _need_averages(model: Any, loss: Loss) -> None:
+def _need_averages(model: Any, loss: Any, named: losses.Loss | None) -> None:
     """SettingError where an ensemble's outputs, averaged as probabilities of classes, are measured as numbers, and for
     an ensemble with a BatchLoss."""
     ensembles = [one for one in model.modules() if isinstance(one, Ensemble)] if isinstance(model, Module) else []
     if ensembles and isinstance(loss, BatchLoss):
         raise SettingError("{loss}: a BatchLoss cannot be combined with nn.Ensemble", loss=...)
-    if loss == "mse" and any(one.average == "probabilities" for one in ensembles):
+    of_outputs = named is not None and named.kind in ("numbers", "binary")
+    if of_outputs and any(one.average == "probabilities" for one in ensembles):
         text = "{loss} requires nn.Ensemble(..., average='outputs'): this one averages probabilities of classes"
-        raise SettingError(text, loss="mse")
+        raise SettingError(text, loss=loss if isinstance(loss, str) else str(named))
 
 
-def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | MarkedGraph | tuple[Value, Outputs]:
-    """The model of a trainer: a gl.Graph as MarkedGraph or (input, outputs), others unchanged; GraphError for another
-    type."""
+def _usable_model(model: Any) -> Module | Callable[..., Outputs] | MarkedGraph | tuple[dict[str, Value], Outputs]:
+    """The model of a trainer: a graph as MarkedGraph or (inputs by name, outputs), others unchanged; GraphError for
+    another type."""
     if isinstance(model, Graph):
-        return MarkedGraph(model) if model.is_marked else model.as_pair()
+        made = MarkedGraph(model) if model.is_marked else model.as_pair()
+        if isinstance(made, tuple) and len(made[0]) > 1:
+            rows_of(made[0])
+        return made
     if isinstance(model, type):
         raise GraphError(f"model: got the class {model.__name__}; need one that is made: {model.__name__}(...)")
     is_pair = isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], Value)
@@ -338,4 +410,5 @@ def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | MarkedGra
         values_of(model[1])
         if model[0].node.op.name != "input":
             raise GraphError(f"model: the first of the pair is {describe(model[0])}, no input; need gl.input(...)")
+        return {model[0].node.attrs["key"]: model[0]}, model[1]
     return model

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ..base.errors import GraphError
+from ..base.structures import mapped
 from ..graph.value import Value, describe
 
 Outputs = Any  # Value | tuple[Outputs, ...] | list[Outputs] | dict[Any, Outputs]
@@ -25,16 +25,6 @@ def values_of(outputs: Outputs) -> list[Value]:
     if not values:
         raise GraphError(f"model: it gave an empty {type(outputs).__name__}; need at least one value of a graph")
     return values
-
-
-def mapped(function: Callable[[Any], Any], outputs: Outputs) -> Any:
-    """The same structure with function(value) in the place of each value."""
-    if isinstance(outputs, dict):
-        return {key: mapped(function, one) for key, one in outputs.items()}
-    if isinstance(outputs, (tuple, list)):
-        inside = [mapped(function, one) for one in outputs]
-        return type(outputs)(*inside) if hasattr(outputs, "_fields") else type(outputs)(inside)
-    return function(outputs)
 
 
 def described(outputs: Outputs) -> str:

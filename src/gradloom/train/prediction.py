@@ -17,7 +17,8 @@ def duration_of(loop: LoopState, validates_first: bool) -> Duration | None:
     """That of the remaining steps and evaluations of a loop, which are compiled for it; None where it is shorter than
     LONG or not predicted: on a GPU, with ranks or replicas, of graphs that change from call to call. validates_first:
     the validation sets are measured before the first step, too."""
-    trainer, evaluator, left = loop.trainer, loop.evaluator, loop.steps_total - loop.steps
+    trainer, evaluator, total = loop.trainer, loop.evaluator, loop.steps_total or 0
+    left = total - loop.steps
     rows, batch_size = loop.rows_of_pass(loop.steps), loop.batch_size
     if left <= 0 or rows <= 0 or not is_predictable(trainer):
         return None
@@ -25,7 +26,7 @@ def duration_of(loop: LoopState, validates_first: bool) -> Duration | None:
     trained = work(trainer, source, 0, rows, batch_size, loop.micro_batch_size, measures=loop.measures)
     if not trained:
         return None
-    evaluations = evaluator.count(loop.steps, loop.steps_total, per_epoch) if evaluator else 0
+    evaluations = evaluator.count(loop.steps, total, per_epoch) if evaluator else 0
     if evaluator and validates_first and not loop.passes and loop.before is None:
         evaluations += 1
 

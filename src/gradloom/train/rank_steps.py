@@ -33,6 +33,7 @@ from ..step.step import random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .compile_cache import CompileCache
 from .objective import BatchGraph, Objective
+from .output_losses import OutputLosses
 from .result import Result
 from .source import Join, RowSource
 from .step_programs import NO_COMMON_WEIGHT
@@ -41,6 +42,17 @@ from .sum_steps import SumSteps, T, exchanged
 
 REPORT_SECONDS = 0.1  # between two reports of a training pass
 DATA_BYTES, WEIGHT_BYTES = 64 << 20, 1 << 20  # larger data sets and mapped weights are compared by samples of this size
+
+
+def _name_of(objective: Any) -> str:
+    """The part of its loss that is the same text on all ranks."""
+    loss = objective.loss if isinstance(objective.loss, OutputLosses) else objective.named_loss
+    return str(loss or "a function")
+
+
+def _compared(one: Any) -> str:
+    """Of an array a checksum, of a large one that of samples; a text as it is."""
+    return one if isinstance(one, str) else sampled(one, DATA_BYTES)
 
 
 class RankSteps(SumSteps):
@@ -117,13 +129,13 @@ class RankSteps(SumSteps):
             mine = {
                 "batch_size": rows.batch_size, "micro_batch_size": rows.micro_size, "training": rows.backward,
                 "seed": self.seed, "max_norm": self.max_norm, "max_value": self.max_value, "freeze": objective.freeze,
-                "loss": objective.loss if isinstance(objective.loss, str) else "a function", "exchange": self.exchange,
+                "loss": _name_of(objective), "exchange": self.exchange,
                 "optimizer": type(optimizer).__name__, **rates, **schedules, "device": make_of(device),
                 "isa": isa_of([device], chosen.isa),  # another one computes other bits
                 "precision": chosen.precision, "flush": chosen.flush,
             }  # fmt: skip
         same_settings(self.ranks, **mine)
-        self.agreement.compare_once("the data", id(source), lambda: [sampled(a, DATA_BYTES) for a in source.arrays])
+        self.agreement.compare_once("the data", id(source), lambda: list(map(_compared, source.contents)))
 
     def _built(self, what: str, key: Hashable, build: Callable[[], tuple[T, list[Value]]]) -> T:
         """Build a graph, and compare it with those of the other ranks."""
@@ -156,8 +168,8 @@ class RankSteps(SumSteps):
 
     def _begin(self, rows: RowRange, each: bool) -> bool:
         each = super()._begin(rows, bool(self.ranks.gather(each)[0]))
-        self.agreement.compare("the order of the rows", lambda: rows.source.order.read()[rows.start : rows.stop])
-        if rows.backward or not self._exchanges:
+        self.agreement.compare(rows.source.called, lambda: checksum(*rows.source.compared(rows.start, rows.stop)))
+        if rows.source.begins and (rows.backward or not self._exchanges):
             self.agreement.compare("the training state", self.train_state.digest, "model", "optimizer", "average")
         self._measured.clear()
         self._reported = time.perf_counter()
@@ -198,10 +210,9 @@ class RankSteps(SumSteps):
             self.agreement.settle()
 
     @property
-    def plans(self) -> list[Any]:
-        """The plans of all programs that were compiled so far."""
-        runs = [*(step.run for step in self._micros.values()), *self.endings.values()]
-        return super().plans + [run.plan for run in runs if run.plan is not None]
+    def runs(self) -> list[Any]:
+        """All programs that were compiled so far."""
+        return [*super().runs, *(step.run for step in self._micros.values()), *self.endings.values()]
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -222,6 +233,7 @@ class RankSteps(SumSteps):
         with self.agreement.own():
             for j in range(ranks.rank, batch.micro_batches, ranks.size):
                 first, size = batch.micro_batch(j)
+                batch.source.load(first, size, first + size, True)
                 failed = join.run_values(size, self.micro_settings(batch, j))
                 mine[j] = join.rows_of(first - batch.start, size) if failed is None else str(failed)
         everywhere = {j: values for theirs in ranks.gather(mine) for j, values in theirs.items()}
@@ -243,6 +255,7 @@ class RankSteps(SumSteps):
         with self.agreement.own():
             first, rows = batch.micro_batch(j)
             step, numbers = self._micro_for(batch, rows), exchange.numbers
+            batch.source.load(first, rows, first + rows, True)
             outputs = exchange.run(step.run, self.micro_settings(batch, j))
             for array in numbers.values():
                 array[...] = 0
@@ -257,7 +270,9 @@ class RankSteps(SumSteps):
 
     def _first_bad(self, batch: RowRange, j: int) -> str:
         with self.agreement.own():
-            return self._micro_for(batch, batch.micro_batch(j)[1]).first_bad(self.micro_settings(batch, j))
+            first, rows = batch.micro_batch(j)
+            batch.source.load(first, rows, first + rows, True)
+            return self._micro_for(batch, rows).first_bad(self.micro_settings(batch, j))
 
     def _summed(self, exchange: Exchange, batch: RowRange) -> tuple[CompiledBatch, list[np.ndarray]]:
         count, size, numbers = batch.micro_batches, batch.micro_batch(0)[1], exchange.numbers
@@ -327,6 +342,9 @@ class RankSteps(SumSteps):
             size = rows.micro_batch(own[len(measured)])[1]
             step = self.compiled_for(rows.source, size, False, False, rows.measures)
             alike = [j for j in own[len(measured) :] if rows.micro_batch(j)[1] == size]
+            if rows.source.is_windowed:
+                alike = alike[:1]
+                rows.source.load(rows.micro_batch(alike[0])[0], size, rows.micro_batch(alike[0])[0] + size, False)
             at = np.array([rows.micro_batch(j)[0] for j in alike], np.int64)
             settings = {"position": at, **random_settings(self.seed, self.state.steps + 1)}
             done, outputs = step.run.run_many(len(alike), settings, CALL_SECONDS)

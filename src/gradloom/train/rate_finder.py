@@ -20,8 +20,8 @@ from .callbacks import BatchResult, Callback
 from .fit import Data, as_dataset
 from .history import pyplot
 from .loop import Loop
-from .losses import Loss
 from .objective import Model
+from .output_losses import Losses, LossWeights
 from .trained import Freeze
 from .trainer import Trainer
 
@@ -70,7 +70,8 @@ def find_rate(
     model: Model,
     data: Data,
     *,
-    loss: Loss | None = None,
+    loss: Losses | None = None,
+    loss_weights: LossWeights = None,
     optimizer: Optimizer | None = None,
     batch_size: int = 32,
     lowest: float = 1e-7,
@@ -99,7 +100,7 @@ def find_rate(
     check_batch(batch_size)
     if not 0 < lowest < highest < math.inf:
         raise SettingError(f"find_rate: lowest={lowest!r}, highest={highest!r}; need 0 < lowest < highest")
-    data = as_dataset(data)
+    data = as_dataset(data, of_batches=False)
     optimizer = AdamW() if optimizer is None else optimizer
     growth = math.log(highest / lowest) / (steps - 1)
 
@@ -108,7 +109,9 @@ def find_rate(
 
     watch = _Watch()
     with _trial(optimizer, rate):
-        trainer = Trainer(model, loss, optimizer, seed=seed, max_norm=max_norm, freeze=freeze, **options)
+        trainer = Trainer(
+            model, loss, optimizer, seed=seed, max_norm=max_norm, freeze=freeze, loss_weights=loss_weights, **options
+        )
         (rows, _), ended = data.split(0.0, seed), False
         loop = Loop(
             trainer, data, rows, rows[:0], batch_size=batch_size, micro_batch_size=batch_size, steps=steps, seed=seed,

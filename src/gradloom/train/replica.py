@@ -23,9 +23,11 @@ from ..optim.average import Average
 from ..optim.state import OptimizerState
 from ..parallel.agree import agreed, threads_for
 from ..parallel.communicator import Communicator, checksum
+from ..plan.memory_map import program_maps
 from ..run.backend import backend
 from ..runs.identity import Identity, environment_of
 from ..runs.module_state import MODULES, ModuleState
+from ..runs.plan_file import PLANS, plan_file
 from ..runs.saver import Saver
 from ..runs.schemas import REPLICA_LOOP
 from ..runs.state import (
@@ -195,6 +197,8 @@ class Replica:
                 }  # fmt: skip
                 contents = {"samples": job.contents} if isinstance(job.samples, (list, tuple)) else {}
                 identity = Identity(settings, environment_of(job.options, (), job.places) | self._devices(), contents)
+                if saver.folder is not None:
+                    saver.folder.files[PLANS] = lambda: plan_file(program_maps(self.steps.plans))
                 if saver.entries is not None:
                     saver.compare(identity)
         if saver.entries is not None:

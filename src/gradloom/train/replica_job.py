@@ -18,12 +18,14 @@ from ..graph.leaves import input as input_value
 from ..graph.numbers import kind_of
 from ..graph.streams import fresh_streams
 from ..graph.value import Value, describe
+from ..losses import Loss
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..run.backend import device_of_rank
 from ..run.cpu_backend import isa_of
 from ..runs.identity import optimizer_of
 from ..runs.state import shown
+from .inputs import called
 from .metrics import EMPTY
 from .objective import BatchGraph
 from .source import check_ids, numbers
@@ -40,7 +42,7 @@ class ReplicaJob:
 
     samples: Sequence[Any]
     count: int
-    loss_fn: Callable[..., Any]
+    loss_fn: Loss | Callable[..., Any]
     forward_fn: Callable[..., Any] | None
     target_fn: Callable[..., Any] | None
     iterations: int
@@ -78,7 +80,8 @@ class ReplicaJob:
     def identity(self) -> dict[str, Any]:
         """What a resumed run must have in common, but for the models. Its end may be another one."""
         functions = {"loss_fn": self.loss_fn, "forward_fn": self.forward_fn, "target_fn": self.target_fn}
-        return {name: None if each is None else shown(each) for name, each in functions.items()} | {
+        named = {n: str(f) if isinstance(f, Loss) else None if f is None else shown(f) for n, f in functions.items()}
+        return named | {
             "samples": self.count, "optimizer": optimizer_of(self.optimizer), "max_norm": self.max_norm,
             "max_value": self.max_value, "shuffle": self.shuffle, "seed": self.seed, "exchange": self.exchange,
             "ema": self.ema, "on_nonfinite": "skip" if self.skips else "stop",
@@ -147,9 +150,10 @@ class SampleObjective:
             lacks = "forward_fn" if job.forward_fn is None else "target_fn"
             raise SettingError(f"samples are dicts of {sorted(sample)}; need {lacks}, which picks out of them")
         with fresh_streams():
-            out = self._model(sample[0]) if job.forward_fn is None else job.forward_fn(self._model, sample)
+            out = called(self._model, sample[0]) if job.forward_fn is None else job.forward_fn(self._model, sample)
             target = sample[1] if job.target_fn is None else job.target_fn(sample)
-            total, weight = _loss_pair(job.loss_fn(out, target))
+            loss = job.loss_fn
+            total, weight = _loss_pair(loss.pair(out, target) if isinstance(loss, Loss) else loss(out, target))
         parameters = list(self.parameters.values())
         refuse_untrained("dp_train", total, reached_parameters(total), {p.stored for p in parameters})
         pairs = [(p, g) for p, g in zip(parameters, gradients(total, parameters), strict=True) if g is not None]
@@ -180,7 +184,8 @@ def as_sample(sample: Any) -> Any:
 def flatten(part: Any, name: str, leaves: Leaves) -> Any:
     """Collect the arrays of tuples and dicts, and answer a hashable layout for `rebuilt`."""
     if isinstance(part, dict):
-        return ("dict", *((k, flatten(v, f"{name}.{k}" if name else str(k), leaves)) for k, v in part.items()))
+        keys = sorted(part, key=str)
+        return ("dict", *((k, flatten(part[k], f"{name}.{k}" if name else str(k), leaves)) for k in keys))
     if isinstance(part, tuple):
         names = ("x", "target") if not name else [f"{name}[{i}]" for i in range(len(part))]
         return ("tuple", *(flatten(v, n, leaves) for n, v in zip(names, part, strict=True)))

@@ -74,6 +74,11 @@ class ReplicaSteps(SumSteps):
             if everywhere or not self._is_like_first:
                 stored.write(array)
 
+    @property
+    def runs(self) -> list[Any]:
+        """All programs that were compiled so far."""
+        return [*super().runs, *(step.run for step, _ in self._micros.values()), *self.endings.values()]
+
     def compare_graphs(self) -> None:
         """TrainError when processes build different graphs for samples of the same form: their scripts differ.
 

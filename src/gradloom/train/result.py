@@ -13,7 +13,8 @@ from ..base.errors import TrainError
 from ..base.habits import AttributeHints
 from ..base.html import html_table
 from ..data.dataset import IGNORED
-from .metrics import NOTHING, UNCERTAINTY, Measured, Measures, standard_error
+from .metric import UNCERTAINTY
+from .metrics import NOTHING, Measured, Measures, standard_error
 
 _QUIET: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}  # losses that are not finite: their numbers are nan
 MAIN = "val"  # the name of the validation set that is a part of the training data
@@ -40,8 +41,11 @@ class Result(AttributeHints):
     sqrt(a(1-a)/(n-1)); nan where there are no classes. grad_norms: f64[optimiser steps], the global norm of each step's
     gradient before clipping; grad_norm: that of the last step, nan before the first. predictions are the largest
     outputs, in the order of the rows. skipped: optimiser steps that were left out because a number was not finite;
-    their rows are no part of the rest. losses: of several marked losses (gl.set_loss) each by its name, in order; loss
-    is then their sum. metrics: values of user-defined metrics, by name, "mae" and "mae_unc".
+    their rows are no part of the rest. losses: of several losses (marked ones, gl.set_loss, or those of outputs) each
+    by its name, in order; loss is then the sum of those with a label that counts, weighted by `factors` (name ->
+    factor, where it is not 1).
+    accuracies: of each output with the loss cross_entropy, "class_accuracy" of the output "class"; such a Result has no
+    predictions, which gl.predict gives. metrics: values of user-defined metrics, by name, "mae" and "mae_unc".
     """
 
     def __init__(self, measures: Measures = NOTHING) -> None:
@@ -56,7 +60,8 @@ class Result(AttributeHints):
         self._losses: list[np.ndarray] = []
         self._weights: list[np.ndarray] = []
         self._norms: list[np.ndarray] = []
-        self._loss_parts: dict[str, list[np.ndarray]] = {}  # of several losses: f64 [batches, pairs, 2] each
+        self._loss_parts: dict[str, list[np.ndarray]] = {}  # of losses and accuracies: f64 [batches, pairs, 2] each
+        self.factors: dict[str, float | None] = {}  # of losses in their sum, where not 1; None of an accuracy
         self._predictions: list[np.ndarray] | None = []
 
     def add(
@@ -123,6 +128,7 @@ class Result(AttributeHints):
             "skipped": self.skipped, "losses": sums, "weights": weights, "grad_norms": self.grad_norms,
             "predictions": predictions, **{f"measured.{name}": v for name, v in self.measured.state().items()},
             **{f"part.{name}": self._part(name) for name in self._loss_parts},
+            **({"factors": dict(self.factors)} if self.factors else {}),
         }  # fmt: skip
 
     @classmethod
@@ -135,6 +141,7 @@ class Result(AttributeHints):
         made.correct, made.skipped, made.batches = state["correct"], state["skipped"], len(state["losses"])
         made._losses, made._weights = [state["losses"]], [state["weights"]]
         made._loss_parts = {name: [pairs] for name, pairs in under(state, "part.").items()}
+        made.factors = dict(state.get("factors", {}))
         made._norms = [state["grad_norms"]] if len(state["grad_norms"]) else []
         predictions = state["predictions"]
         made._predicted = 0 if predictions is None else len(predictions)
@@ -149,7 +156,7 @@ class Result(AttributeHints):
         return self._losses[0], self._weights[0]
 
     def _part(self, name: str) -> np.ndarray:
-        """The pairs of one of several losses, f64 [batches, pairs, 2]."""
+        """The pairs of one of several losses, or of an accuracy, f64 [batches, pairs, 2]."""
         kept = self._loss_parts[name]
         if len(kept) > 1:
             self._loss_parts[name] = kept = [np.concatenate(kept)]
@@ -157,7 +164,17 @@ class Result(AttributeHints):
 
     @property
     def losses(self) -> dict[str, float]:
-        return {name: _sum_of_means(self._part(name)) for name in self._loss_parts}
+        names = [name for name in self._loss_parts if self.factors.get(name, 1.0) is not None]
+        return {name: _sum_of_means(self._part(name)) for name in names}
+
+    def factor(self, name: str) -> float:
+        """The weight of one of several losses in their sum."""
+        return found if (found := self.factors.get(name, 1.0)) is not None else 0.0
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        names = [name for name in self._loss_parts if self.factors.get(name, 1.0) is None]
+        return {name: _sum_of_means(self._part(name)) for name in names}
 
     def _loss_unc(self, name: str) -> float:
         """The standard error of one of several losses; nan where it is a sum of means of different weights."""
@@ -168,7 +185,8 @@ class Result(AttributeHints):
     @property
     def loss(self) -> float:
         if self._loss_parts:
-            return math.fsum(self.losses.values())
+            known = {name: value for name, value in self.losses.items() if self._part(name)[..., 1].any()}
+            return math.fsum(self.factor(name) * value for name, value in known.items()) if known else math.nan
         sums, weights = self._parts()
         if not len(sums):
             return math.nan
@@ -193,7 +211,7 @@ class Result(AttributeHints):
         return total if self.is_total else total / weight if weight else math.nan, weight
 
     def latest_losses(self, batches: int) -> dict[str, float]:
-        """Of several losses each of the last `batches` batches, by name."""
+        """Of several losses and accuracies each of the last `batches` batches, by name."""
         return {name: _sum_of_means(self._part(name)[-batches:]) for name in self._loss_parts if batches > 0}
 
     @property
@@ -224,8 +242,7 @@ class Result(AttributeHints):
 
     @property
     def accuracy_unc(self) -> float:
-        a = self.accuracy
-        return math.sqrt(a * (1 - a) / (self.counted - 1)) if self.counted > 1 else math.nan
+        return _share_unc(self.accuracy, self.counted)
 
     @property
     def predictions(self) -> np.ndarray:
@@ -255,6 +272,8 @@ class Result(AttributeHints):
         found = {"loss": self.loss, "loss_unc": self.loss_unc}
         for name, value in self.losses.items():
             found |= {name: value, name + UNCERTAINTY: self._loss_unc(name)}
+        for name, value in self.accuracies.items():
+            found |= {name: value, name + UNCERTAINTY: _share_unc(value, float(self._part(name)[:, 0, 1].sum()))}
         if self.counted:
             found |= {"accuracy": self.accuracy, "accuracy_unc": self.accuracy_unc}
         known = {n: number for n, number in found.items() if not (n.endswith(UNCERTAINTY) and math.isnan(number))}
@@ -274,6 +293,8 @@ class Result(AttributeHints):
             text += " (of one batch, without an uncertainty)"
         for name, value in self.losses.items():
             text += f", {name} {value:.6g}"
+        for name, value in self.accuracies.items():
+            text += f", {name} {value:.4f}"
         if self.counted:
             text += f", accuracy {self.accuracy:.4f}{_spread(self.accuracy_unc)}"
         numbers = self.metrics
@@ -288,6 +309,11 @@ def _sum_of_means(pairs: np.ndarray) -> float:
     """Of pairs (sum, weight) f64 [batches, pairs, 2] the sum of the means; nan without any weight."""
     sums, weights = pairs.sum(axis=0).T
     return math.nan if not weights.all() else math.fsum(sums / weights)
+
+
+def _share_unc(share: float, count: float) -> float:
+    """The standard error of a share of `count` rows."""
+    return math.sqrt(share * (1 - share) / (count - 1)) if count > 1 else math.nan
 
 
 def _spread(uncertainty: float | None) -> str:

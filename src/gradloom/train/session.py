@@ -60,16 +60,14 @@ class Graph:
         """Plan and load; the arguments are those of gl.compile."""
         return CompiledGraph(self, options)
 
-    def as_pair(self) -> tuple[Value, Value | tuple[Value, ...]]:
-        """(input, outputs) for a trainer, which adds the loss. GraphError unless there is one input."""
+    def as_pair(self) -> tuple[dict[str, Value], Value | tuple[Value, ...]]:
+        """(inputs by name, outputs) for a trainer, which adds the loss. GraphError unless there is an input."""
         if self.has_backward:
             raise GraphError("Trainer: the graph has gradients (backward); need one without, which the trainer adds")
         inputs = {n.attrs["key"]: n.outputs[0] for n in reachable(self.outputs) if n.op.name == "input"}
-        if len(inputs) != 1:
-            shown = ", ".join(inputs) or "none"
-            raise GraphError(f"Trainer: the graph has the inputs {shown}; need one, the batch: labels go to loss=")
-        (leaf,) = inputs.values()
-        return leaf, self.outputs[0] if len(self.outputs) == 1 else self.outputs
+        if not inputs:
+            raise GraphError("Trainer: the graph has the inputs none; need one, the batch: labels go to loss=")
+        return inputs, self.outputs[0] if len(self.outputs) == 1 else self.outputs
 
     def dot(self) -> str:
         """The graph in Graphviz' language."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+import os
+from collections.abc import Callable, Collection, Hashable, Sequence
 from copy import copy
 from typing import Any, Protocol
 
@@ -11,14 +12,30 @@ import numpy as np
 from .. import ops
 from ..base.arrays import as_array, check_no_tuple, check_whole, odd_object, uneven
 from ..base.dtypes import DType, dtype, f32, i32
-from ..base.errors import DataError, DTypeError, ShapeError
-from ..data.dataset import IGNORED, Dataset
+from ..base.errors import DataError, DTypeError, FileError, ShapeError
+from ..base.reasons import unreadable
+from ..base.structures import (
+    Key,
+    Structure,
+    as_several,
+    check_rows,
+    is_plain,
+    leaf_name,
+    leaves,
+    mapped_by_key,
+    named,
+    place,
+)
+from ..data.dataset import IGNORED, Dataset, Draw
 from ..graph.leaves import constant, setting, stored_value
 from ..graph.leaves import input as input_value
 from ..graph.stored import Stored, trainable_changes
 from ..graph.value import Value
 
-Leaves = tuple[Value, "Value | None", "Value | None"]
+Leaves = tuple[Structure, "Structure | None", "Value | None"]  # data, labels, weights
+Kinds = dict[Key, DType]  # dtypes of data by key, where they differ from those of batch_kind
+
+NO_KINDS: Kinds = {}
 
 _GATHERED = ("uint8", "int8", "int32", "int64", "float32", "float64")  # what take_batch reads
 
@@ -53,36 +70,68 @@ class RowSource:
     """
 
     join: Join | None = None
+    is_windowed = False  # only some rows are ready at a time: see load
+    begins = True  # a run of these rows begins a pass or resumes it: ranks compare their state
+    called = "the order of the rows"  # in messages: what `compared` returns
 
     def __init__(self, data: Dataset) -> None:
         self.data = data
-        self._begin(data.n, data.has_ids)
-        self._data = _wrapped("data", data.data)
-        self._labels = None if data.labels is None else _wrapped("labels", data.labels)
+        self.set_up(data.n, data.has_ids)
+        self._data = _wrapped_each("data", data.data)
+        self._labels = None if data.labels is None else _wrapped_each("labels", data.labels)
         self._weights = None if data.weights is None else _wrapped("weights", data.weights)
         self._folds = None if data.folds is None else _wrapped("folds", data.folds)
 
-    def _begin(self, n: int, has_ids: bool) -> None:
-        self.n, self._has_ids = n, has_ids  # labels are class ids
+    def arrange(self, order: np.ndarray, draw: Draw | None = None) -> None:
+        """Set the order of the rows. draw: what random numbers of its training rows depend on, see MapDataset."""
+        self.order.write(order)
+
+    def reserve(self, rows: int) -> RowSource:
+        """Itself, ready for steps that read up to n rows at once."""
+        return self
+
+    def load(self, first: int, rows: int, last: int, backward: bool) -> int:
+        """Make rows first .. first + rows of the order ready, which a step reads. last: rows up to here follow; the
+        number of them that are ready. backward: they are trained on."""
+        return last - first
+
+    def set_up(self, n: int, has_ids: bool) -> None:
+        """The order of n rows."""
+        self.n, self._has_ids = n, has_ids  # labels, if there is one array of them, are class ids
         self.order = Stored.deferred("order", (n,), lambda: np.arange(n), "i64")
         self._order = stored_value(self.order)
 
     @property
+    def ahead_bytes(self) -> int:
+        """Of memory for rows that are not ready yet."""
+        return 0
+
+    @property
     def all_count(self) -> bool:
         """Whether no label is ignored."""
-        return not self._has_ids or self.data.all_count
+        return self.data.all_count
 
     @property
     def arrays(self) -> list[np.ndarray]:
         """The arrays of the data set, without what a run computes."""
         data = self.data
         labels = data.labels[..., : -data.computed] if data.computed and data.labels is not None else data.labels
-        return [a for a in (data.data, labels, data.weights, data.folds) if a is not None]
+        every = [*leaves(data.data), *leaves(labels), data.weights, data.folds]
+        return [a for a in every if a is not None]
+
+    @property
+    def contents(self) -> list[Any]:
+        """The arrays, after their names where data or labels are several: what identifies the data set."""
+        data = self.data
+        if is_plain(data.data) and is_plain(data.labels):
+            return list(self.arrays)
+        return [*named("data", data.data), *named("labels", data.labels), *self.arrays]
 
     @property
     def stored(self) -> list[Stored]:
         """The arrays of the data set as programs read them."""
-        return [v.node.attrs["stored"] for v in (self._data, self._labels, self._weights, self._folds) if v is not None]
+        every = [*leaves(self._data), *leaves(self._labels), self._weights, self._folds]
+        return [v.node.attrs["stored"] for v in every if v is not None]
 
     @property
     def key(self) -> Hashable:
@@ -94,15 +143,23 @@ class RowSource:
         joined.join = join
         return joined
 
-    def leaves(self, rows: int, kind: DType | None = None) -> Leaves:
-        """(data, labels, weights) of a batch of n rows. kind: of the data, f32 or i32; by default that of batch_kind.
+    def leaves(self, rows: int, kinds: Kinds = NO_KINDS) -> Leaves:
+        """(data, labels, weights) of a batch of n rows. kinds: of the data, f32 or i32; by default that of batch_kind.
         DTypeError for floats where whole numbers are required."""
-        if kind is None:
-            kind = batch_kind(self._data.dtype)
-        if kind is i32 and self._data.dtype.is_float:
-            raise DTypeError(f"data: {self._data.dtype.name}, but the model's input is i32; need whole numbers")
-        x = self._gather(self._data, rows, ids=kind is i32)
-        labels = None if self._labels is None else self._gather(self._labels, rows, ids=self._has_ids)
+
+        def one(key: Key, leaf: Value) -> Value:
+            kind = kinds.get(key) or batch_kind(leaf.dtype)
+            if kind is i32 and leaf.dtype.is_float:
+                seen = f"{place('data', key)}: {leaf.dtype.name}"
+                raise DTypeError(f"{seen}, but the model's input is i32; need whole numbers")
+            return self._gather(leaf, rows, ids=kind is i32)
+
+        def label(key: Key, leaf: Value) -> Value:
+            ids = self._has_ids if key is None else not leaf.dtype.is_float
+            return self._gather(leaf, rows, ids)
+
+        x = mapped_by_key(one, self._data)
+        labels = None if self._labels is None else mapped_by_key(label, self._labels)
         weights = None if self._weights is None else self._gather(self._weights, rows, ids=False)
         return x, labels, weights
 
@@ -119,10 +176,18 @@ class RowSource:
         position = setting("position", "i64")
         return ops.take_batch(leaf, self._order, position, rows=rows, kind="i32" if ids else "f32")
 
-    def truth(self, start: int, stop: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def reported(self, start: int, stop: int) -> tuple[np.ndarray, Structure | None]:
+        """Numbers, i64 [n], and labels of these rows in the order, for callbacks."""
+        return self.order.read()[start:stop].copy(), self.truth(start, stop)[0]
+
+    def compared(self, start: int, stop: int) -> list[np.ndarray]:
+        """Of these rows, the arrays that ranks compare before each run."""
+        return [self.order.read()[start:stop]]
+
+    def truth(self, start: int, stop: int) -> tuple[Structure | None, np.ndarray | None]:
         """Labels and weights of these rows."""
         rows, data = self.order.read()[start:stop], self.data
-        return None if data.labels is None else data.labels[rows], None if data.weights is None else data.weights[rows]
+        return data.rows_of_labels(rows), None if data.weights is None else data.weights[rows]
 
 
 class PlannedSource(RowSource):
@@ -130,7 +195,7 @@ class PlannedSource(RowSource):
 
     def __init__(self, n: int, row: Sequence[int], labels: Sequence[int], has_ids: bool = True) -> None:
         """row, labels: the shapes of a row of i32 data and of its labels, i32 ids, or f32."""
-        self._begin(n, has_ids)
+        self.set_up(n, has_ids)
         self._data = stored_value(Stored("data", np.broadcast_to(np.int32(0), (n, *row)), "i32"))
         zero, kind = (np.int32(0), "i32") if has_ids else (np.float32(0), "f32")
         self._labels = stored_value(Stored("labels", np.broadcast_to(zero, (n, *labels)), kind))
@@ -146,72 +211,110 @@ class PlannedSource(RowSource):
         """None: nothing is there."""
         return []
 
+    @property
+    def contents(self) -> list[Any]:
+        """None."""
+        return []
+
+
+def _wrapped_each(name: str, arrays: Structure) -> Structure:
+    return mapped_by_key(lambda key, array: _wrapped(leaf_name(name, key), array), arrays)
+
 
 def _wrapped(name: str, array: np.ndarray) -> Value:
     if array.dtype.name not in _GATHERED or not array.flags.c_contiguous or not array.flags.aligned:
         array = np.require(array, np.float32 if array.dtype == np.float16 else None, ["C", "A"])
-    return stored_value(Stored.wrap(name, array, "state" if array.flags.writeable else "frozen"))
+    stored = Stored.wrap(name, array, "state" if array.flags.writeable else "frozen")
+    if isinstance(array, np.memmap) and array.filename is not None:
+        stored.check = _check_of(array)
+    return stored_value(stored)
+
+
+def _check_of(array: np.memmap[Any, Any]) -> Callable[[], None]:
+    """FileError where the file of a mapped array is too short, which would end the process with a signal, or, where it
+    is mapped for reading only, has changed since this call."""
+    path, need = os.fspath(array.filename or ""), array.offset + array.nbytes
+
+    def state() -> tuple[int, int]:
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise FileError(f"{path}: {unreadable(error)}") from None
+        return found.st_size, found.st_mtime_ns if array.mode == "r" else 0
+
+    first = state()
+
+    def check() -> None:
+        size, written = state()
+        if size < need or written != first[1]:
+            raise FileError(f"{path}: has changed since it was mapped; map it again")
+
+    check()
+    return check
 
 
 class FeedSource:
-    """Rows that the caller hands over with each step: batch [rows, ...], labels [rows, ...], weights [rows].
+    """Rows that the caller hands over with each step: batch [rows, ...], labels [rows, ...], weights [rows]; batch and
+    labels may be dicts or tuples of arrays.
 
-    kind: the dtype of the model's input, f32 or i32, where it declares one. looks: the computation depends on whether
-    labels are ignored.
+    kinds: the dtypes of the model's inputs, f32 or i32, where it declares them. looks: the computation depends on
+    whether labels are ignored.
     """
 
     join = None  # the rows are a whole batch
 
     def __init__(
-        self, x: Any, labels: Any = None, weights: Any = None, kind: DType | None = None, looks: bool = False
+        self, x: Any, labels: Any = None, weights: Any = None, kinds: Kinds = NO_KINDS, looks: bool = False
     ) -> None:
-        data = numbers("batch", x)
-        if data.ndim == 0 or data.shape[0] == 0:
-            raise ShapeError(f"batch: shape {list(data.shape)}; need rows along the first axis")
-        self.arrays: list[np.ndarray | None] = [_as_batch(data, kind), None, None]
+        self.data = _fed_each("batch", x, lambda key, data: _as_batch(data, key, kinds.get(key)))
+        self.rows = rows = check_rows("batch", self.data)
+        self.labels = self.weights = None
         self.all_count = looks
         if labels is not None:
-            given = numbers("labels", labels)
-            if given.ndim == 0 or len(given) != len(data):
-                raise ShapeError(f"labels: shape {list(given.shape)}; need {len(data)} rows, one for each of the batch")
-            fed = self.arrays[1] = _as_fed("labels", given, ids=given.dtype.kind in "iub")
-            self.all_count = looks and not bool(np.any(fed == IGNORED))
+            self.labels = _fed_each("labels", labels, lambda key, given: _as_fed_labels(given, key, rows))
+            self.all_count = looks and not any(bool(np.any(fed == IGNORED)) for fed in leaves(self.labels))
         if weights is not None:
-            per_row = self.arrays[2] = _as_fed("weights", numbers("weights", weights), ids=False)
-            if per_row.shape != (len(data),):
-                raise ShapeError(
-                    f"weights: shape {list(per_row.shape)}; need [{len(data)}], one for each row of the batch"
-                )
+            per_row = self.weights = _as_fed("weights", numbers("weights", weights), ids=False)
+            if per_row.shape != (rows,):
+                raise ShapeError(f"weights: shape {list(per_row.shape)}; need [{rows}], one for each row of the batch")
             bad = np.flatnonzero(~(np.isfinite(per_row) & (per_row >= 0)))
             if bad.size:
                 row = int(bad[0])
                 raise DataError(f"weights: {per_row.flat[row]} in row {row}; need finite numbers of at least 0")
+        self.feeds: dict[str, np.ndarray] = {}
+        for what, one in (("batch", self.data), ("labels", self.labels), ("weights", self.weights)):
+            if one is not None:
+                self.feeds |= {what: one} if is_plain(one) else named(what, one)
 
     @property
     def key(self) -> Hashable:
-        kinds = [None if a is None else (a.shape, a.dtype.str) for a in self.arrays]
+        kinds = [(name, a.shape, a.dtype.str) for name, a in self.feeds.items()]
         return ("feed", trainable_changes(), self.all_count, *kinds)
 
-    def leaves(self, rows: int, kind: DType | None = None) -> Leaves:
+    def leaves(self, rows: int, kinds: Kinds = NO_KINDS) -> Leaves:
         """As RowSource.leaves."""
-        x, labels, weights = (
-            None if a is None else input_value(name, a.shape, (name == "batch" and kind) or dtype(a.dtype))
-            for name, a in zip(("batch", "labels", "weights"), self.arrays, strict=True)
-        )
-        assert x is not None
+
+        def one(key: Key, array: np.ndarray) -> Value:
+            return input_value(leaf_name("batch", key), array.shape, kinds.get(key) or dtype(array.dtype))
+
+        def label(key: Key, array: np.ndarray) -> Value:
+            return input_value(leaf_name("labels", key), array.shape, dtype(array.dtype))
+
+        x = mapped_by_key(one, self.data)
+        labels = None if self.labels is None else mapped_by_key(label, self.labels)
+        weights = None if self.weights is None else input_value("weights", self.weights.shape, f32)
         return x, labels, weights
 
     def left_out(self, rows: int, members: int) -> None:
         """None: rows that are handed over are in no fold."""
 
-    @property
-    def rows(self) -> int:
-        assert self.arrays[0] is not None
-        return len(self.arrays[0])
 
-    @property
-    def feeds(self) -> dict[str, Any]:
-        return {n: a for n, a in zip(("batch", "labels", "weights"), self.arrays, strict=True) if a is not None}
+def _fed_each(name: str, what: Any, one: Callable[[Key, np.ndarray], np.ndarray]) -> Structure:
+    """one(key, array) of one array or of each of several."""
+    found = None if what.__class__ is np.ndarray else as_several(name, what)
+    if found is None:
+        return one(None, numbers(name, what))
+    return mapped_by_key(lambda key, each: one(key, numbers(place(name, key), each)), found)
 
 
 def numbers(name: str, what: Any, also: Collection[str] = ()) -> np.ndarray:
@@ -240,11 +343,21 @@ def _as_fed(name: str, array: np.ndarray, ids: bool) -> np.ndarray:
     return np.ascontiguousarray(array, np.int32 if ids else np.float32)
 
 
-def _as_batch(data: np.ndarray, kind: DType | None) -> np.ndarray:
+def _as_batch(data: np.ndarray, key: Key, kind: DType | None) -> np.ndarray:
     """The data as they are fed: whole numbers beyond i32 as i64, where the model's input declares no dtype."""
+    name = place("batch", key)
+    if data.ndim == 0 or data.shape[0] == 0:
+        raise ShapeError(f"{name}: shape {list(data.shape)}; need rows along the first axis")
     if kind is None:
         wide = data.dtype == np.int64 and data.size and not -(1 << 31) <= data.min() <= data.max() < 1 << 31
         if wide:
             return np.ascontiguousarray(data)
-        return _as_fed("batch", data, data.dtype.name in ("int32", "int64"))
-    return _as_fed("batch", data, kind is i32 and data.dtype.kind in "iub")
+        return _as_fed(name, data, data.dtype.name in ("int32", "int64"))
+    return _as_fed(name, data, kind is i32 and data.dtype.kind in "iub")
+
+
+def _as_fed_labels(given: np.ndarray, key: Key, rows: int) -> np.ndarray:
+    name = place("labels", key)
+    if given.ndim == 0 or len(given) != rows:
+        raise ShapeError(f"{name}: shape {list(given.shape)}; need {rows} rows, one for each of the batch")
+    return _as_fed(name, given, ids=given.dtype.kind in "iub")

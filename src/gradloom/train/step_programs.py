@@ -23,6 +23,7 @@ from .compile_cache import CompileCache
 from .metrics import NOTHING, Measures
 from .objective import BatchGraph
 from .source import FeedSource, RowSource
+from .watching import Watching
 
 T = TypeVar("T")
 
@@ -49,6 +50,7 @@ class StepPrograms:
     """
 
     ranks: Communicator | None = None  # those that train together
+    watching: Watching | None = None  # of optimiser steps, in one process
     in_window: int
 
     def __init__(
@@ -158,11 +160,14 @@ class StepPrograms:
                 updates=update, others=others, max_norm=self.max_norm, max_value=self.max_value,
             )  # fmt: skip
             outputs = [*outputs, *norms]
-        run = self.program(outputs, updates)
+        run, watched = self.program(outputs, updates), None
+        if self.watching is not None and update:
+            divisor = None if self.objective.is_total else graph.outputs[1]
+            watched = self.watching.attach(self, run, graph.outputs[0], divisor)
         return CompiledBatch(
             run, self.objective.has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()), updated,
             self._update_key(graph.parameters, others, update), self.options, self._statistics(run, update),
-            graph.layout, graph.join,
+            graph.layout, graph.join, watched,
         )  # fmt: skip
 
     def _statistics(self, run: Any, update: bool) -> tuple[Stored, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import GuardTripped, IndexOutOfRange, NonFiniteError, NotFinite, SettingError
+from ..base.structures import Structure
 from ..graph.stored import Stored, copies, replace
 from ..graph.value import Value
 from ..optim.state import OptimizerState
@@ -53,6 +54,8 @@ class Steps(StepPrograms):
     """
 
     exchange = "none"  # how they sum up their gradients
+    on_call: Callable[[CompiledBatch, dict[str, Any]], None] | None = None  # before a micro-batch of training, alone
+    on_failed: Callable[[CompiledBatch, dict[str, Any], int], None] | None = None  # of one that is not finite, its rows
     _before: dict[Stored, np.ndarray]  # running statistics when the window was opened
     _result: tuple[Result, Mark] | None  # the window's result, and its mark then
 
@@ -101,7 +104,7 @@ class Steps(StepPrograms):
             self._drop_window()
             raise
         self._count(step, micro, 1, backward)
-        self._add(result, step, micro.rows, outputs, update, *source.arrays[1:])
+        self._add(result, step, micro.rows, outputs, update, source.labels, source.weights)
 
     def prepare(self, rows: RowRange) -> list[CompiledBatch]:
         """Compile all that `run` of these rows runs."""
@@ -182,14 +185,16 @@ class Steps(StepPrograms):
         rows: int,
         outputs: list[np.ndarray],
         steps: bool,
-        labels: np.ndarray | None,
+        labels: Structure | None,
         weights: np.ndarray | None,
     ) -> None:
         """Add the outputs of micro-batches to a result; steps: optimiser steps ended in them."""
         result.is_total = self.objective.is_total
         predictions = outputs[2] if step.has_predictions else None
         norms = outputs[-1] if steps else None
-        losses = step.losses(step.loss_outputs(outputs)) if step.layout.losses else None
+        losses = None
+        if step.layout.losses:
+            losses, result.factors = step.losses(step.loss_outputs(outputs)), dict(step.layout.factors)
         result.add(rows, outputs[0], outputs[1], predictions, labels, weights, norms, losses)
         if step.layout.size:
             result.measured.add(step.layout, step.extra(outputs), rows, labels, weights)
@@ -223,6 +228,8 @@ class Steps(StepPrograms):
             if failed is not None:
                 return step, 0, [], failed
         most = 1 if each else max(1, min(left.count, CALL_BYTES // max(1, step.run.record_bytes)))
+        if rows.source.is_windowed:
+            most = min(most, rows.source.load(left.start, left.rows, rows.stop, rows.backward) // left.rows)
         return self._run(step, left, most, rows.backward, result)
 
     def _run(
@@ -239,8 +246,11 @@ class Steps(StepPrograms):
             self.state.join(step.parameters, micro.first)
             if self.build == "opt" and not micro.update:
                 self._keep(step, micro, result)
+        settings = self.settings_of(micro, count, backward)
+        if self.on_call is not None and backward and count == 1:
+            self.on_call(step, _of_one(settings))
         try:
-            return step, *step.run.run_many(count, self.settings_of(micro, count, backward), CALL_SECONDS, feeds), None
+            return step, *step.run.run_many(count, settings, CALL_SECONDS, feeds), None
         except KeyboardInterrupt as ended:
             done = getattr(ended, "steps_done", 0)
             if done and micro.update:
@@ -254,7 +264,7 @@ class Steps(StepPrograms):
         """The settings of `count` micro-batches, each a number or one for each."""
         each = np.arange(count)
         rows = micro.offset + (0 if micro.update else 1) * each * micro.rows
-        settings = random_settings(self.seed, self._random_step + (each if micro.update else 0), rows)
+        settings = random_settings(self.seed, self.next_step + (each if micro.update else 0), rows)
         settings["position"] = micro.start + each * micro.rows
         if not backward:
             return settings
@@ -266,16 +276,18 @@ class Steps(StepPrograms):
     def micro_settings(self, batch: RowRange, j: int) -> dict[str, Any]:
         """The settings of micro-batch j of a batch, besides those of its update."""
         first, _ = batch.micro_batch(j)
-        return {"position": first, **random_settings(self.seed, self._random_step, first - batch.start)}
+        return {"position": first, **random_settings(self.seed, self.next_step, first - batch.start)}
 
     @property
-    def _random_step(self) -> int:
-        """The number of the next step for random numbers, from 1: skipped steps count."""
+    def next_step(self) -> int:
+        """The number of the next step for random numbers and watched values, from 1: skipped steps count."""
         return self.state.steps + self.skipped + 1
 
     def _cause(self, step: CompiledBatch, rows: RowRange, left: MicroBatches) -> str:
         """Why the first of these micro-batches is not finite."""
         cause = None if step.join is None else self.joins.cause(rows.batch_at(left.start))
+        if cause is None and self.on_failed is not None and rows.backward:
+            self.on_failed(step, _of_one(self.settings_of(left, 1, True)), left.rows)
         return cause or self._diagnose(step, left, rows.backward)
 
     def _diagnose(self, step: CompiledBatch, micro: MicroBatches, backward: bool) -> str:
@@ -341,12 +353,22 @@ class Steps(StepPrograms):
         return []
 
     @property
-    def plans(self) -> list[Any]:
-        """The plans of all programs that were compiled so far."""
+    def runs(self) -> list[Any]:
+        """All programs that were compiled so far."""
         steps = [*self.compiled.values(), *self.joins.compiled]
-        return [step.run.plan for step in steps if step.run.plan is not None]
+        return [run for step in steps for run in (step.run, step.watched) if run is not None]
+
+    @property
+    def plans(self) -> list[Any]:
+        """The plans of these programs."""
+        return [run.plan for run in self.runs if run.plan is not None]
 
     def written(self) -> list[Stored]:
         """Arrays that the steps so far wrote, but for those of the optimiser's moments."""
         buffers = [p.stored for exchange in self.exchanges for p in exchange.buffers]
         return [*(stored for step in self.compiled.values() for stored in written_by(step.run)), *buffers]
+
+
+def _of_one(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a call of one micro-batch."""
+    return {name: np.asarray(value).reshape(-1)[0] for name, value in settings.items()}

@@ -17,7 +17,7 @@ from ..base.schema import Schema, anything, array, flag, mapping, number, option
 from ..graph.stored import copies, replace
 from ..runs.state import matching, need_schema
 from .callbacks import Callback
-from .metrics import UNCERTAINTY
+from .metric import UNCERTAINTY
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator

@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import ops
 from ..base.errors import DataError, ShapeError
+from ..base.structures import Structure, leaves
 from ..graph.graph import reachable
 from ..graph.leaves import Parameter, constant
 from ..graph.value import Node, Value, describe
@@ -46,12 +47,12 @@ class Term:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a term is weighted by. rows: of the batch; weights: of these rows, f32 [rows]; labels: the ids of the batch;
-    all_count: none of them is ignored."""
+    """The weights of a term. rows: of the batch; weights: of these rows, f32 [rows]; labels: the ids of the batch,
+    one value or several; all_count: none of them is ignored."""
 
     rows: int
     weights: Value | None = None
-    labels: Value | None = None
+    labels: Structure | None = None
     all_count: bool = False
 
 
@@ -182,7 +183,7 @@ def _pair(term: Term, batch: Batch, called: str) -> Pair:
     _check_weights_used(batch, term.roots, called)
     assert labels is not None
     total, weight, *_ = term.node.op(*term.roots, **term.node.attrs)  # type: ignore[operator]
-    if labels.dtype.is_float or (batch.all_count and batch.labels is not None and _base(labels) is _base(batch.labels)):
+    if labels.dtype.is_float or (batch.all_count and any(_base(labels) is _base(one) for one in leaves(batch.labels))):
         per_row = labels.shape[0] / batch.rows  # each label counts: the weight is the rows'
         if weights is None:
             return "rows", _over(total, per_row), constant(float(batch.rows))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 
 from ..base.arguments import as_bool, as_whole, what_is
+from ..base.arrays import check_no_tuple
 from ..base.collector import paused
-from ..base.dtypes import f32
-from ..base.errors import GradientError, SettingError, ShapeError
+from ..base.errors import GradientError, SettingError
 from ..base.habits import AttributeHints
 from ..base.locks import Claim
 from ..base.options import bits_of, taken, takes
@@ -21,7 +21,7 @@ from ..base.training_options import TrainerOptions
 from ..data.dataset import Dataset
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
-from ..graph.value import builds_graphs, describe
+from ..graph.value import builds_graphs
 from ..nn.module import Module
 from ..optim.average import Average
 from ..optim.clip import check_max
@@ -38,10 +38,11 @@ from ..runs.state import TrainState
 from .arguments import budget_of, check_options, check_used, need_devices, with_backend
 from .batches import CompiledBatch, RowRange
 from .compile_cache import CompileCache
-from .losses import Loss
+from .fetched_source import source_of
 from .marked import MarkedGraph
 from .metrics import NOTHING, Measures
-from .objective import Model, Objective, read_as_floats
+from .objective import Model, Objective
+from .output_losses import Losses, LossWeights, OutputLosses
 from .outputs import Outputs, values_of
 from .parts import TrainerParts
 from .rank_steps import RankSteps
@@ -76,10 +77,14 @@ class Trainer(AttributeHints):
     model      a Module, a function from batch value to outputs, or a graph: a gl.Graph with one input (and, with
                marked losses, inputs "labels" and "weights" where it reads them), or a pair (input, outputs). A graph
                takes batches of other lengths than it was made for, unless it mixes rows. Outputs are a value, or
-               a tuple, list or dict of values, which a loss function gets as they are
-    loss       "cross_entropy", "mse", "mean", "sum", a function (see gradloom.train.losses.loss_pair), or a
-               gl.train.BatchLoss, which couples the rows of a step; by default the marked losses of a gl.Graph
-               (gl.set_loss), which add up, else "cross_entropy"
+               a tuple, list or dict of values, which a loss function gets as they are. A dict of data calls
+               model(**batch): keys are names of parameters, or of inputs of a gl.Graph; a tuple calls model(*batch)
+    loss       a name ("mse") or an object (gl.losses.Huber(delta=2.0)) of gl.losses, a function (see
+               gradloom.train.losses.loss_pair), or a gl.train.BatchLoss, which couples the rows of a step; by default
+               the marked losses of a gl.Graph (gl.set_loss), which add up, else "cross_entropy". Of several outputs a
+               dict by key, or a tuple (None: not trained on): each loss reads the output and the label of its key and
+               is a weighted mean; trained is the sum of these, times loss_weights
+    loss_weights  a finite number for each loss of a dict or tuple, by key or position; 1 where there is none
     optimizer  AdamW() when not given; one with parameters trains only those, and keeps its state
     build      "forward": losses only; "grad": gradients into accumulators, no update; "opt": the whole step
     accumulate micro-batches per optimiser step
@@ -87,7 +92,7 @@ class Trainer(AttributeHints):
                distinct graph
     communicator   this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
                    train/rank_steps.py
-    class_weights  f32 [classes]: factor of each label's loss, times the weight of its row; accuracies have none
+    class_weights  f32 [classes] (by output: a dict): factor of each label's loss, times its row's; not of accuracies
 
     {options}
 
@@ -112,14 +117,15 @@ class Trainer(AttributeHints):
     def __init__(
         self,
         model: Model,
-        loss: Loss | None = None,
+        loss: Losses | None = None,
         optimizer: Optimizer | None = None,
         build: str = "opt",
         accumulate: int = 1,
         *,
         dynamic: bool = False,
         communicator: Communicator | None = None,
-        class_weights: np.ndarray | None = None,
+        class_weights: np.ndarray | dict[Any, np.ndarray] | None = None,
+        loss_weights: LossWeights = None,
         **settings: Unpack[StepArguments],
     ) -> None:
         use, options = taken(TrainerOptions, settings)
@@ -159,7 +165,7 @@ class Trainer(AttributeHints):
         if communicator is not None and (dynamic or build == "grad"):
             name, seen = ("dynamic", True) if dynamic else ("build", build)
             raise SettingError(f"{{{name}}} requires one process: ranks exchange whole steps", {name: seen})
-        self.objective = Objective(model, loss, use.freeze, self.optimizer_state, class_weights)
+        self.objective = Objective(model, loss, use.freeze, self.optimizer_state, class_weights, loss_weights)
         if isinstance(model, Module):
             model.ensure_init(seed)
             if self.optimizer_state.chosen is None:
@@ -190,7 +196,8 @@ class Trainer(AttributeHints):
 
     def __repr__(self) -> str:
         model, state = type(self.model).__name__, self.optimizer_state
-        loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", type(self.loss).__name__)
+        loss = getattr(self.loss, "__name__", type(self.loss).__name__)
+        loss = str(self.loss) if isinstance(self.loss, (str, OutputLosses)) else loss
         loss = loss if isinstance(self.model, MarkedGraph) else f"loss {loss}"
         return f"Trainer({model}, {loss}, {self.optimizer!r}, {state.steps} steps done)"
 
@@ -227,12 +234,15 @@ class Trainer(AttributeHints):
     ) -> Result:
         """One micro-batch: forward, and with `backward` the rest of `build`. Every `accumulate`-th one updates.
 
-        batch [rows, ...]; labels ids [rows] or rows of numbers; weights [rows]. Adds to `result` (a new one by default)
-        and returns it. The weights may change; NonFiniteError leaves them as they were.
+        batch [rows, ...]; labels ids [rows] or rows of numbers (both may be several, see Dataset); weights [rows]. Adds
+        to `result` (a new one by default) and returns it. The weights may change; NonFiniteError leaves them as they
+        were.
         """
         if self.driver.ranks is not None:
             raise SettingError("step: a batch in memory cannot be split over ranks; use run_rows or epoch")
-        source = FeedSource(batch, labels, weights, self.objective.input_kind, self.objective.looks_at_labels)
+        if labels is None:
+            check_no_tuple("batch", batch)
+        source = FeedSource(batch, labels, weights, self.objective.input_kinds, self.objective.looks_at_labels)
         result = Result() if result is None else result
         backward = backward and self.build != "forward"
         with self._weights(averaged=not backward):
@@ -242,11 +252,9 @@ class Trainer(AttributeHints):
 
     @builds_graphs
     def predict(self, batch: Any) -> tuple[Outputs, list[np.ndarray]]:
-        """(the model's outputs as it gives them, their numbers in order) for a batch [rows, ...], in eval mode.
-
-        ShapeError for an output without the rows along its first axis.
-        """
-        source = FeedSource(batch, kind=self.objective.input_kind)
+        """(the model's outputs as it gives them, their numbers in order) for a batch (see step), in eval mode.
+        ShapeError for an output without the rows along its first axis."""
+        source = FeedSource(batch, kinds=self.objective.input_kinds)
         outputs, run = self.prepare_predict(source)
         with self._weights(averaged=True):
             return outputs, run(**{k: v for k, v in source.feeds.items() if k in run.inputs})
@@ -262,23 +270,15 @@ class Trainer(AttributeHints):
         )
 
     def _prediction(self, source: FeedSource) -> tuple[Outputs, Any]:
-        x = source.leaves(source.rows)[0]
-        outputs = self.objective.outputs(x, False)
-        if read_as_floats(x, values_of(outputs)):
-            outputs = self.objective.outputs(source.leaves(source.rows, f32)[0], False)
-        values = values_of(outputs)
-        for v in values:
-            if v.shape[:1] != (source.rows,):
-                seen = f"an output {describe(v)} of a batch of {source.rows} rows"
-                raise ShapeError(f"predict: {seen}; need the rows along the first axis; node {v.node.label}")
-        return outputs, self.driver.program(values)
+        outputs = self.objective.predicted(source)
+        return outputs, self.driver.program(values_of(outputs))
 
     # ---- rows of a data set ------------------------------------------------------------------------------
 
-    def source(self, data: Dataset) -> RowSource:
-        """The data set as a step's program reads it; `source.order.write` sets the order before training on it."""
+    def source(self, data: Dataset, made: RowSource | None = None) -> RowSource:
+        """The data set as a step's program reads it; `arrange` sets its order. made: its source from now on."""
         if id(data) not in self._sources:
-            self._sources[id(data)] = RowSource(data)
+            self._sources[id(data)] = made or source_of(data)
         return self._sources[id(data)]
 
     @_claims
@@ -334,13 +334,13 @@ class Trainer(AttributeHints):
         self.cache.refresh(backward)
         micro = min(micro_batch_size or batch_size, batch_size)
         size = batch_size if backward or self.objective.couples else micro
-        return RowRange(source, start, stop, size, micro, backward, measures)
+        return RowRange(source.reserve(size), start, stop, size, micro, backward, measures)
 
     @_claims
     @builds_graphs
     def whole_step(self, source: RowSource, rows: int) -> CompiledBatch:
         """The program of a step on `rows` rows, with its update."""
-        self.cache.refresh(True)
+        self._rows(source, 0, rows, rows, None, True, NOTHING)
         return self.driver.compiled_for(source, rows, True, True)
 
     # ---- compiled steps ----------------------------------------------------------------------------------
@@ -349,6 +349,11 @@ class Trainer(AttributeHints):
     def compiled(self) -> list[CompiledBatch]:
         """The micro-batches that were compiled so far; with ranks those of evaluations."""
         return [*self.driver.compiled.values(), *self.driver.joins.compiled]
+
+    @property
+    def runs(self) -> list[Any]:
+        """All programs that were compiled so far."""
+        return self.driver.runs
 
     @property
     def plans(self) -> list[Plan | Schedule]:

@@ -79,7 +79,7 @@ def _unchanged(node: Node, inputs: Sequence[Value | None]) -> Value | None:
     if x is None:
         return None
     name = node.op.name
-    if name == "detach" or (name in ("reshape", "broadcast_to") and x.shape == out.shape):
+    if name in ("detach", "show") or (name in ("reshape", "broadcast_to") and x.shape == out.shape):
         return x
     if name == "permute":
         axes, source = node.attrs["axes"], x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,21 +38,22 @@ _WEIGHT = "the weights of the rows"
 
 
 def fit_columns(
-    data: Columns, train: np.ndarray, target: int, task: str, notes: list[str], roles: Mapping[int, str]
+    data: Columns, train: np.ndarray, targets: Sequence[int], task: str, notes: list[str], roles: Mapping[int, str]
 ) -> Preprocess:
     """Learn the encoding of the columns from the training rows; appends notes for the user to `notes`.
 
-    target: the index of its column, -1 if it is not a column; roles: of columns, by index.
+    targets: the indices of their columns, none if they are no columns; roles: of columns, by index.
     Columns of many categories are of kind "encoded", and have no codes yet (see target_encoding.py).
     """
     if len(data.names) > MOST_COLUMNS:
         raise DataError(f"{data.path}: {len(data.names):,} columns; need at most {MOST_COLUMNS:,}")
-    made = Preprocess("columns", task, "" if target < 0 else data.names[target], header=data.header)
-    made.separator, made.target_index = data.separator, None if target < 0 else target
-    if target >= 0 and task == "regression":
+    target = targets[0] if len(targets) == 1 else None
+    made = Preprocess("columns", task, "" if target is None else data.names[target], header=data.header)
+    made.separator, made.target_index = data.separator, target
+    if target is not None and task == "regression":
         answers = data.cells[target]
         made.target_grouped = isinstance(answers, NumberCells) and answers.grouped
-    others = [index for index in range(len(data.names)) if index != target]
+    others = [index for index in range(len(data.names)) if index not in targets]
     for column, more in side_by_side(lambda i: _fitted(data, i, train, roles.get(i)), others, data.rows):
         made.columns.append(column)
         notes += more

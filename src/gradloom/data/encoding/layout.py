@@ -30,10 +30,13 @@ def order_of_columns(where: str, names: list[str], made: Preprocess) -> tuple[li
     if own and set(own) & set(names):
         for name in own:
             find_column(where, names, name, True)
-        extra = [name for name in names if name not in {*own, made.target}]
+        extra = [name for name in names if name not in {*own, *made.target_names}]
         notes = [f"not used, because the model does not know them: {listed(extra)}"] * bool(extra)
-        place = len(own) if made.target_index is None else made.target_index
-        wanted = [*own[:place], *[made.target] * (made.target in names), *own[place:]]
+        places = [len(own) if one.target_index is None else one.target_index for one, _ in made.each_target]
+        wanted = list(own)
+        if set(made.target_names) <= set(names):
+            for place, target in sorted(zip(places, made.target_names, strict=True)):
+                wanted.insert(place, target)
         return [names.index(name) for name in wanted], notes
     here = list(range(len(names)))
     numbers = [int(found[1]) if (found := _NUMBERED.fullmatch(name)) else -1 for name in names]
@@ -41,7 +44,8 @@ def order_of_columns(where: str, names: list[str], made: Preprocess) -> tuple[li
         return here, [
             f"{where}: column names ignored, because the training data had none: columns are matched by order"
         ]
-    without_target = [i for i in range(len(names) + 1) if i != made.target_index]
+    width = len(names) + len(made.target_names)
+    without_target = [i for i in range(width) if i not in made.target_places]
     if numbers != sorted(numbers) and sorted(numbers) not in (here, without_target):
         seen = f"columns are labelled {', '.join(map(str, numbers))}"
         raise DataError(f"{where}: {seen}; requires the labels 0 to {len(names) - 1}, or ascending ones")
@@ -51,8 +55,12 @@ def order_of_columns(where: str, names: list[str], made: Preprocess) -> tuple[li
 def check_layout(data: Columns, made: Preprocess) -> list[str]:
     """Notes on the columns of a file without names; DataError if an additional column is unlikely to be the target."""
     count = len(made.columns)
-    if made.header or not data.is_named or len(data.names) not in (count, count + 1):
+    if made.header or not data.is_named or len(data.names) not in (count, count + len(made.target_names)):
         return []
+    if made.targets:
+        targets = made.target_places if len(data.names) > count else []
+        columns = iter(made.columns)
+        return _said([i not in targets and _is_unlike(data, i, next(columns)) for i in range(len(data.names))])
     target = made.target_index if len(data.names) == count + 1 else None
     here = [_is_unlike(data, i, column) for i, column in enumerate(made.columns)]
     if target is None:

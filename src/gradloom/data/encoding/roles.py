@@ -33,7 +33,7 @@ class Roles:
         text = " and ".join(f"{{{_setting(name)}}}" for name in given)
         return SettingError(f"{why}; omit {text}", {_setting(name): ... for name in given})
 
-    def of(self, data: Columns, target: int) -> dict[int, str]:
+    def of(self, data: Columns, targets: Sequence[int]) -> dict[int, str]:
         """{index of a column: its role}; DataError for a column that is not there, SettingError for two roles."""
         named = [(role, name) for role in ("drop", "categorical", "numeric") for name in getattr(self, role)]
         named += [(role, name) for role in ("time", "weight") if (name := getattr(self, role)) is not None]
@@ -43,7 +43,7 @@ class Roles:
                 index = data.find(name)
             except DataError as error:
                 raise DataError(f"{error}; see {{{_setting(role)}}}", setting=_setting(role)) from None
-            other = "target" if index == target else found.get(index, role)
+            other = "target" if index in targets else found.get(index, role)
             if other != role:
                 text = f"{{{_setting(role)}}}: {name!r:.60} is also the {_WORDS[other]}; use one role for each column"
                 raise SettingError(text, setting=_setting(role))

@@ -32,12 +32,12 @@ class Encoding:
         columns = [i for i, column in enumerate(made.columns) if column.kind == "encoded"]
         if not columns:
             return
-        self.outputs = _outputs(made.task, y[known])
+        self.outputs = _outputs(made, y[known])
         self.fold = generator(seed, _STREAM).permutation(len(known)) % _FOLDS
+        inputs = [index for index in range(len(data.names)) if index not in made.target_places]
         for i in columns:
             column = made.columns[i]
-            index = i if made.target_index is None or i < made.target_index else i + 1
-            codes, texts = data.texts(index)
+            codes, texts = data.texts(inputs[i])
             places = {category.encode(): place for place, category in enumerate(column.categories)}
             of_text = np.array([places.get(text, -1) for text in texts], np.int64)
             self.places[i] = of_text[codes[known]]
@@ -73,8 +73,23 @@ class Encoding:
             out[rows[mine]] = raw[self.places[i][mine]]
 
 
-def _outputs(task: str, y: np.ndarray) -> np.ndarray:
-    """The quantities that codes average, f64 [rows, outputs]."""
+def _outputs(made: Preprocess, y: np.ndarray) -> np.ndarray:
+    """The quantities that codes average, f64 [rows, outputs]; where a target of several is missing, its mean."""
+    if made.targets:
+        return np.concatenate([_of_known(one.task, y[:, k]) for k, one in enumerate(made.targets)], axis=1)
+    return _of_one(made.task, y)
+
+
+def _of_known(task: str, column: np.ndarray) -> np.ndarray:
+    known = ~np.isnan(column)
+    values = column[known]
+    found = _of_one(task, values.astype(np.int64) if task == "classification" else values)
+    outputs = np.tile(found.mean(axis=0), (len(column), 1))
+    outputs[known] = found
+    return outputs
+
+
+def _of_one(task: str, y: np.ndarray) -> np.ndarray:
     if task == "regression":
         values = y.reshape(len(y), -1).astype(np.float64)
         scale = values.std(axis=0)

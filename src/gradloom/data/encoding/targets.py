@@ -68,7 +68,7 @@ def targets_of(raw: RawTable, task: str | None) -> tuple[str, np.ndarray, np.nda
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise DataError(f"{raw.path}: target {raw.target!r:.60} is inf in some row; need finite numbers")
     if task is None:
-        task, why = _decide(y) if raw.texts is None else ("classification", _why_texts(raw))
+        task, why = decided(raw, y)
         raw.notes.insert(0, f"task: {task}, because the target {raw.target!r:.60} {why}")
     if task == "regression":
         if y.dtype.kind not in "fiub":
@@ -137,6 +137,11 @@ def _sorted_texts(codes: np.ndarray, texts: list[bytes]) -> tuple[np.ndarray, np
 
 def _is_one_hot(y: np.ndarray) -> bool:
     return y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(axis=1) == 1).all())
+
+
+def decided(raw: RawTable, y: np.ndarray) -> tuple[str, str]:
+    """(the task of a target by its values, why)."""
+    return _decide(y) if raw.texts is None else ("classification", _why_texts(raw))
 
 
 def _decide(y: np.ndarray) -> tuple[str, str]:

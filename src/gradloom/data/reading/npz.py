@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import struct
 import warnings
 import zipfile
 import zlib
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.lib.format import MAGIC_PREFIX
@@ -16,6 +17,7 @@ from ...base.errors import DataError, FileError, GradloomError
 from ...base.reasons import is_of_system, unreadable
 from .unpacked import most_unpacked, too_much
 
+_LOCAL_HEAD = 30  # bytes of the head of a member, without its name and extra field
 _MEMORY = 4  # bytes of memory that reading a byte of an array may take
 
 
@@ -59,20 +61,53 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
+def map_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, or as "" that of an .npy file, mapped: they are read from the disk as they are used.
+
+    DataError for compressed arrays, and for those in Fortran order or in a foreign byte order; FileError for a file
+    that is damaged or cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = path.stat().st_size
+            if file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX:
+                return {"": _map_npy(path, "the array", file, 0, size)}
+            arrays = {}
+            with zipfile.ZipFile(file) as archive:
+                for member in archive.infolist():
+                    key = member.filename.removesuffix(".npy")
+                    if member.compress_type != zipfile.ZIP_STORED:
+                        raise DataError(f"{path}: {key!r:.60} is compressed; need np.savez, not np.savez_compressed")
+                    file.seek(member.header_offset)
+                    head = file.read(_LOCAL_HEAD)
+                    start = member.header_offset + _LOCAL_HEAD + sum(struct.unpack("<HH", head[26:30]))
+                    arrays[key] = _map_npy(path, f"{key!r:.60}", file, start, member.file_size)
+            return arrays
+    except GradloomError:
+        raise
+    except OSError as error:
+        raise FileError(f"{path}: {unreadable(error)}") from None
+    except (zipfile.BadZipFile, struct.error, EOFError, ValueError, SyntaxError) as error:
+        text = f"{path}: is damaged, or no .npy or .npz file ({_one_line(error)}); write it again"
+        raise FileError(text) from None
+
+
+def _map_npy(path: Path, what: str, file: BinaryIO, start: int, size: int) -> np.ndarray:
+    file.seek(start)
+    shape, fortran, kind, at = _head_of(path, what, file)
+    need = _need(path, what, shape, kind, start + size - at)
+    if fortran and len(shape) > 1:
+        raise DataError(f"{path}: {what} is in Fortran order; save numpy.ascontiguousarray(x)")
+    if not kind.isnative:
+        raise DataError(f"{path}: {what} has the byte order of another machine; save x.astype({kind.name!r})")
+    if not need:
+        return np.empty(shape, kind)
+    return np.memmap(path, kind, "r", at, shape)
+
+
 def _read_npy(path: Path, key: str, file: BinaryIO, size: int) -> np.ndarray:
     """The array of a member of `size` bytes, in native byte order and in C order, no wider than f64."""
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        seen = ".".join(map(str, version))
-        raise DataError(f"{path}: {key!r:.60} is written in version {seen} of .npy; need 1.0 or 2.0")
-    read_head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, kind = read_head(file)
-    if kind.hasobject:
-        raise DataError(f"{path}: some array holds Python objects; save numbers or texts")
-    need, have = math.prod(shape) * kind.itemsize, size - file.tell()
-    if need != have or any(n < 0 for n in shape) or kind.itemsize == 0:
-        seen = f"{kind!s:.60} of shape {list(shape)!s:.60}"
-        raise FileError(f"{path}: {key!r:.60} has {have} bytes; its head needs {need} ({seen}); write it again")
+    shape, fortran, kind, begin = _head_of(path, f"{key!r:.60}", file)
+    need = _need(path, f"{key!r:.60}", shape, kind, size - begin)
     held = np.empty(need, np.uint8)
     at = 0
     while at < need:
@@ -85,6 +120,28 @@ def _read_npy(path: Path, key: str, file: BinaryIO, size: int) -> np.ndarray:
     if kind.kind == "f" and kind.itemsize > 8:
         array = array.astype(np.float64)
     return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(shape)
+
+
+def _head_of(path: Path, what: str, file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """(shape, whether it is in Fortran order, dtype, place of the first number) of the array that begins here."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        seen = ".".join(map(str, version))
+        raise DataError(f"{path}: {what} is written in version {seen} of .npy; need 1.0 or 2.0")
+    read_head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, kind = read_head(file)
+    if kind.hasobject:
+        raise DataError(f"{path}: some array holds Python objects; save numbers or texts")
+    return shape, fortran, kind, file.tell()
+
+
+def _need(path: Path, what: str, shape: tuple[int, ...], kind: np.dtype[Any], have: int) -> int:
+    """The bytes of an array; FileError where it has others."""
+    need = math.prod(shape) * kind.itemsize
+    if need != have or any(n < 0 for n in shape) or kind.itemsize == 0:
+        seen = f"{kind!s:.60} of shape {list(shape)!s:.60}"
+        raise FileError(f"{path}: {what} has {have} bytes; its head needs {need} ({seen}); write it again")
+    return need
 
 
 def keys_of(arrays: dict[str, np.ndarray]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,12 @@ class RawTable:
     picked: np.ndarray | None = None  # the selected rows of an array; None: all
     array: str = ""  # of a file of arrays: that of the rows, and that of its test rows
     test_array: str = ""
+    targets: list[int] = field(default_factory=list)  # the columns of several targets
+
+    @property
+    def target_places(self) -> list[int]:
+        """The columns that are targets."""
+        return self.targets or [self.target_index] * (self.target_index >= 0)
 
     def places(self, rows: np.ndarray) -> np.ndarray:
         """Which rows of the file these rows are."""
@@ -72,14 +78,14 @@ class RawTable:
         return self.x.names if isinstance(self.x, Columns) else self.names or []
 
 
-def read_raw(data: Any, target: str | None, rules: CellRules = PLAIN) -> RawTable:
+def read_raw(data: Any, target: str | None, rules: CellRules = PLAIN, expect: Sequence[str] = ()) -> RawTable:
     """The table, or the file or folder by its suffix, as it is, numbers in two axes as columns; arguments as for
-    read_table."""
+    read_table. expect: further names of columns, as for read_csv."""
     if is_table(data, "data"):
         return _with_target(table_columns(data, "data", rules), target)
     if not isinstance(data, (str, os.PathLike)):
         raise DataError(f"read_table: got {what_is(data)}; need a path, or a DataFrame; gl.data.Dataset takes arrays")
-    raw = _read_raw(Path(data), target, rules)
+    raw = _read_raw(Path(data), target, rules, (*expect, *([] if target is None else [target])))
     if isinstance(raw.x, np.ndarray):
         if raw.x.ndim <= 2 and raw.x.dtype.kind != "b" and raw.x.dtype != np.uint8:
             raw.x = array_columns(raw.path, raw.x, raw.names, rules.missing)
@@ -89,7 +95,7 @@ def read_raw(data: Any, target: str | None, rules: CellRules = PLAIN) -> RawTabl
     return raw
 
 
-def _read_raw(path: Path, target: str | None, rules: CellRules) -> RawTable:
+def _read_raw(path: Path, target: str | None, rules: CellRules, expect: Sequence[str]) -> RawTable:
     if not path.exists():
         raise FileError(f"{path}: no such file or folder")
     name = path.name.lower()
@@ -98,7 +104,7 @@ def _read_raw(path: Path, target: str | None, rules: CellRules) -> RawTable:
     if name.endswith(".npz"):
         return _read_npz(path, target)
     if name.endswith((".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".data")):
-        return _with_target(read_csv(path, () if target is None else (target,), rules=rules), target)
+        return _with_target(read_csv(path, expect, rules=rules), target)
     if is_parquet(path):
         return _with_target(read_parquet(path, rules=rules), target)
     if "idx" in name or name.endswith("ubyte"):

@@ -18,13 +18,13 @@ from ...base.arguments import what_is
 from ...base.errors import SettingError
 from ...graph.value import Value
 from ...tables.scores import class_probabilities, classification_scores
-from ...train.metrics import Metric
+from ...train.metric import Metric
 from ..forms import Form
 from ..head import Head
 from ..labels import Classes
 from ..objective import Forward
 from ..rows import Rows
-from ..scored import HeadObjective, Scored, head_in
+from ..scored import HeadObjective, Scored, head_in, with_own
 
 _SCORES = ("balanced_accuracy", "f1_macro", "roc_auc")  # of all samples together
 
@@ -149,7 +149,8 @@ class Classify(HeadObjective):
 
             return Metric(measure, whole=True, uncertainty="bootstrap")
 
-        return super().measures(forward, train) | {name: of(name) for name in _SCORES}
+        found = super().measures(forward, train)
+        return with_own(found, {"accuracies": of("accuracy")}) | {name: of(name) for name in _SCORES}
 
 
 def _one_hot(ids: Value, count: int) -> Value:

@@ -16,7 +16,7 @@ from ...base.errors import SettingError
 from ...base.memory import need_memory, show_bytes
 from ...graph.value import Value
 from ...ops.distillation import Distilled
-from ...train.metrics import Metric
+from ...train.metric import Metric
 from ...train.outputs import Outputs
 from ..gpu_layers import at
 from ..objective import Forward, Objective

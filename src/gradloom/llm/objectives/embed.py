@@ -19,7 +19,7 @@ from ...base.errors import DataError, SettingError
 from ...graph.leaves import constant
 from ...graph.value import Value
 from ...train.batch_loss import BatchLoss
-from ...train.metrics import Metric
+from ...train.metric import Metric
 from ...train.outputs import Outputs
 from ..embedding import Embedding
 from ..forms import Form

@@ -12,14 +12,14 @@ from ... import ops
 from ...base.errors import DataError
 from ...graph.value import Value
 from ...tables.scores import regression_scores
-from ...train.metrics import Metric
+from ...train.metric import Metric
 from ..forms import Form
 from ..head import Head
 from ..headed import Headed
 from ..model import Adapter
 from ..objective import Forward
 from ..rows import Rows
-from ..scored import HeadObjective, Scored, head_in
+from ..scored import HeadObjective, Scored, head_in, with_own
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class Regress(HeadObjective):
 
         found = super().measures(forward, train)
         found["mae"].scale = deviation
+        found = with_own(found, {"mae": of("mae", deviation)})
         return found | {"rmse": of("rmse", deviation), "r2": of("r2", 1.0)}
 
 

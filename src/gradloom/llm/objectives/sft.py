@@ -11,7 +11,7 @@ from ... import ops
 from ...base.dtypes import i32
 from ...data.dataset import IGNORED
 from ...graph.value import Value
-from ...train.metrics import Metric
+from ...train.metric import Metric
 from ...train.outputs import Outputs
 from ..gpu_layers import at
 from ..objective import Forward, Objective

@@ -1,4 +1,4 @@
-"""Philox4x32-10, the counter-based generator of the random ops: the same words as csrc/kernels/random.h, in NumPy.
+"""Philox4x32-10, the counter-based generator of random ops and image transforms: the words of csrc/kernels/random.h.
 
     key   = words 0, 1 of philox(counter = (step low, step high, stream low, stream high), key = (seed low, seed high))
     block = philox(counter = (row low, row high, element / 4 low, element / 4 high), key)
@@ -37,18 +37,24 @@ def _words(*values: int) -> list[int]:
 
 def row_words(seed: int, step: int, stream: int, row: int, rows: int, width: int) -> np.ndarray:
     """uint32 [rows, width]: the words of elements 0..width-1 of the global rows row .. row + rows - 1."""
+    with np.errstate(over="ignore"):  # rows count modulo 2**64
+        index = np.arange(rows, dtype=np.uint64) + np.uint64(int(row) & _MASK64)
+    return words_of_rows(seed, step, stream, index, width)
+
+
+def words_of_rows(seed: int, step: int, stream: int, rows: np.ndarray, width: int) -> np.ndarray:
+    """uint32 [rows, width]: the words of elements 0..width-1 of these global rows, u64 or i64 [rows]."""
     low, high = _words(int(seed))
     key = philox(np.array(_words(int(step), int(stream)), np.uint32), (low, high))
     blocks = -(-width // 4)
-    counter = np.empty((rows, blocks, 4), np.uint32)
-    with np.errstate(over="ignore"):  # rows count modulo 2**64
-        index = np.arange(rows, dtype=np.uint64) + np.uint64(int(row) & _MASK64)
+    index = rows.astype(np.uint64)
+    counter = np.empty((len(index), blocks, 4), np.uint32)
     counter[..., 0] = (index & _LOW)[:, None]
     counter[..., 1] = (index >> _HALF)[:, None]
     block = np.arange(blocks, dtype=np.uint64)
     counter[..., 2] = block & _LOW
     counter[..., 3] = block >> _HALF
-    return philox(counter, (int(key[0]), int(key[1]))).reshape(rows, blocks * 4)[:, :width]
+    return philox(counter, (int(key[0]), int(key[1]))).reshape(len(index), blocks * 4)[:, :width]
 
 
 def keep_mask(seed: int, step: int, stream: int, row: int, shape: tuple[int, ...], rate: float) -> np.ndarray:

@@ -1,0 +1,217 @@
+"""Recurrent layers: their steps are written into the graph one after the other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import ops
+from ..base.arguments import as_bool
+from ..base.dtypes import f32, i32
+from ..base.errors import DTypeError, SettingError, ShapeError
+from ..graph.leaves import as_value
+from ..graph.value import Value, describe
+from .initial import uniform
+from .layers import Dropout, need_positive
+from .module import Module
+
+State = tuple[Value, ...]
+NONLINEARITIES = {"tanh": ops.tanh, "relu": ops.relu}
+
+
+class _Recurrent(Module):
+    """Layers of steps over time. A subclass has `gates`, blocks of rows of each weight, and `step`."""
+
+    gates = 1
+    states = 1  # arrays of a state: h, or h and c
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+    ) -> None:
+        super().__init__()
+        place = type(self).__name__
+        need_positive(place, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.batch_first = as_bool("batch_first", batch_first, place)
+        self.has_bias = as_bool("bias", bias, place)
+        self.suffixes = ("", "_reverse") if as_bool("bidirectional", bidirectional, place) else ("",)
+        self.dropout = Dropout(dropout)
+        if dropout and num_layers == 1:
+            raise SettingError(f"{place}: dropout={dropout} is between layers; requires num_layers of at least 2")
+        begin, rows = uniform(1 / math.sqrt(hidden_size)), self.gates * hidden_size
+        for layer in range(num_layers):
+            width = input_size if layer == 0 else hidden_size * len(self.suffixes)
+            for suffix in self.suffixes:
+                at = f"l{layer}{suffix}"
+                setattr(self, f"weight_ih_{at}", self.parameter((rows, width), begin))
+                setattr(self, f"weight_hh_{at}", self.parameter((rows, hidden_size), begin))
+                if self.has_bias:
+                    setattr(self, f"bias_ih_{at}", self.parameter((rows,), begin))
+                    setattr(self, f"bias_hh_{at}", self.parameter((rows,), begin))
+
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "input_size": self.input_size, "hidden_size": self.hidden_size, "num_layers": self.num_layers,
+            "bias": self.has_bias, "batch_first": self.batch_first, "dropout": self.dropout.rate,
+            "bidirectional": len(self.suffixes) == 2,
+        }  # fmt: skip
+
+    def step(self, x: Value, h: Value, state: State) -> State:
+        """The state after a step. x, h: the products of the input and of state[0] with the weights, [N, gates * H]."""
+        raise NotImplementedError
+
+    def forward(self, x: Value, state: Any = None, lengths: object | None = None) -> tuple[Value, Any]:
+        """(outputs, state) of a sequence x [T, N, input_size], or [N, T, input_size] with batch_first=True.
+
+        state    of all layers before the first step, [num_layers * directions, N, hidden_size]; of an LSTM a pair
+                 (h, c) of such; zeros when not given
+        lengths  i32 or f32 [N]: row n has lengths[n] steps, at most T. Outputs after its last step are 0, the state is
+                 that of its last step, and the other direction begins there: PyTorch's packed sequences
+
+        Outputs of the last layer are [T, N, directions * hidden_size], or [N, T, ...]; the second direction is the
+        second half. Raises ShapeError for other shapes, DTypeError for lengths of another dtype.
+        """
+        place = type(self).__name__
+        if x.ndim != 3 or x.shape[2] != self.input_size or not x.size:
+            need = f"[{'rows, steps' if self.batch_first else 'steps, rows'}, {self.input_size}]"
+            raise ShapeError(f"{place}: got {describe(x)}; need {need}, not empty")
+        rows_first = x if self.batch_first else ops.permute(x, (1, 0, 2))
+        n, t = rows_first.shape[:2]
+        given = self._given_state(state, n)
+        seen = None if lengths is None else _seen(place, lengths, n, t)
+        ends: list[State] = []
+        for layer in range(self.num_layers):
+            if layer:
+                rows_first = self.dropout(rows_first)
+            halves = []
+            for suffix in self.suffixes:
+                outputs, end = self._run(rows_first, f"l{layer}{suffix}", given[len(ends)], seen)
+                halves.append(outputs)
+                ends.append(end)
+            rows_first = ops.concat(halves, 2)
+        found = tuple(ops.stack([end[i] for end in ends]) for i in range(self.states))
+        outputs = rows_first if self.batch_first else ops.permute(rows_first, (1, 0, 2))
+        return outputs, found if self.states > 1 else found[0]
+
+    def _given_state(self, state: Any, n: int) -> list[State]:
+        """The first state of each layer and direction, h and c [N, H]."""
+        count = self.num_layers * len(self.suffixes)
+        if state is None:
+            zero = ops.broadcast_to(0.0, (n, self.hidden_size))
+            return [(zero,) * self.states] * count
+        place, shape = type(self).__name__, (count, n, self.hidden_size)
+        parts = tuple(state) if isinstance(state, (tuple, list)) else (state,)
+        arrays = [as_value(part) for part in parts]
+        if len(arrays) != self.states or any(array.shape != shape for array in arrays):
+            need = f"a pair (h, c) of shape {list(shape)} each" if self.states > 1 else f"shape {list(shape)}"
+            raise ShapeError(f"{place}: state is {', '.join(map(describe, arrays))}; need {need}")
+        return [tuple(array[i] for array in arrays) for i in range(count)]
+
+    def _run(self, x: Value, at: str, state: State, seen: list[Value] | None) -> tuple[Value, State]:
+        """One layer in one direction over x [N, T, ...]: outputs [N, T, H], in the order of x, and the last state."""
+        weight, bias = getattr(self, f"weight_hh_{at}"), getattr(self, f"bias_hh_{at}", None)
+        products = ops.matmul(x, getattr(self, f"weight_ih_{at}"), transpose_y=True)
+        if self.has_bias:
+            products = products + getattr(self, f"bias_ih_{at}")
+        steps = list(range(x.shape[1]))
+        outputs: dict[int, Value] = {}
+        for t in reversed(steps) if at.endswith("_reverse") else steps:
+            h = ops.matmul(state[0], weight, transpose_y=True)
+            new = self.step(products[:, t], h if bias is None else h + bias, state)
+            outputs[t] = new[0] if seen is None else ops.where(seen[t], new[0], 0.0)
+            state = new if seen is None else tuple(ops.where(seen[t], a, b) for a, b in zip(new, state, strict=True))
+        return ops.stack([outputs[t] for t in steps], 1), state
+
+
+def _seen(place: str, lengths: object, n: int, t: int) -> list[Value]:
+    """Of each step which rows have it, u8 [N, 1]."""
+    given = as_value(lengths)
+    if given.dtype not in (i32, f32):
+        raise DTypeError(f"{place}: lengths are {describe(given)}; need whole numbers (i32), or f32")
+    if given.shape != (n,):
+        raise ShapeError(f"{place}: lengths are {describe(given)}; need one for each of {n} rows")
+    counts = ops.reshape(ops.cast(given, f32), (n, 1))
+    return [ops.greater(counts, float(i)) for i in range(t)]
+
+
+class RNN(_Recurrent):
+    """Elman network: h = tanh(x @ weight_ih.T + bias_ih + h @ weight_hh.T + bias_hh) at each step.
+
+    input_size, hidden_size   extents of a step's input and of h
+    num_layers                layers, of which each reads the outputs of the one before; 1 by default
+    nonlinearity              "tanh" (the default) or "relu"
+    bias                      both biases; True by default
+    batch_first               False (the default, as in PyTorch): x is [T, N, input_size]; True: [N, T, input_size], as
+                              rows of gl.fit are
+    dropout                   in training, of the outputs of each layer but the last; 0 by default
+    bidirectional             a second direction from the last step to the first; False by default
+
+    Parameters, by layer k: weight_ih_lk [hidden_size, inputs], weight_hh_lk [hidden_size, hidden_size], bias_ih_lk and
+    bias_hh_lk [hidden_size]; of the second direction with the suffix _reverse. Initialisation as in PyTorch: all
+    U(-1/sqrt(hidden_size), 1/sqrt(hidden_size)). forward(x, state, lengths) returns (outputs, state). The steps are
+    part of the graph: another number of steps is another program. Raises ShapeError for sizes below 1, SettingError for
+    other settings.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        if nonlinearity not in NONLINEARITIES:
+            raise SettingError(setting="nonlinearity", seen=nonlinearity, need="'tanh' or 'relu'", place="RNN")
+        self.nonlinearity = nonlinearity
+
+    def arguments(self) -> dict[str, Any]:
+        return super().arguments() | {"nonlinearity": self.nonlinearity}
+
+    def step(self, x: Value, h: Value, state: State) -> State:
+        return (NONLINEARITIES[self.nonlinearity](x + h),)
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997): with i, f, g, o the quarters of x @ weight_ih.T +
+    bias_ih + h @ weight_hh.T + bias_hh, c = sigmoid(f) * c + sigmoid(i) * tanh(g), h = sigmoid(o) * tanh(c).
+
+    Arguments, parameters and initialisation as of RNN, without nonlinearity; weights and biases have 4 * hidden_size
+    rows. A state is a pair (h, c), each [num_layers * directions, N, hidden_size].
+    """
+
+    gates, states = 4, 2
+
+    def step(self, x: Value, h: Value, state: State) -> State:
+        i, f, g, o = ops.split(x + h, 4, 1)
+        c = ops.sigmoid(f) * state[1] + ops.sigmoid(i) * ops.tanh(g)
+        return ops.sigmoid(o) * ops.tanh(c), c
+
+
+class GRU(_Recurrent):
+    """Gated recurrent unit (Cho et al. 2014), with the reset gate after the product, as in PyTorch: with r, z, n the
+    thirds of both products with their biases, r = sigmoid(r_x + r_h), z = sigmoid(z_x + z_h),
+    n = tanh(n_x + r * n_h), h = (1 - z) * n + z * h.
+
+    Arguments, parameters and initialisation as of RNN, without nonlinearity; weights and biases have 3 * hidden_size
+    rows.
+    """
+
+    gates = 3
+
+    def step(self, x: Value, h: Value, state: State) -> State:
+        (r_x, z_x, n_x), (r_h, z_h, n_h) = ops.split(x, 3, 1), ops.split(h, 3, 1)
+        r, z = ops.sigmoid(r_x + r_h), ops.sigmoid(z_x + z_h)
+        n = ops.tanh(n_x + r * n_h)
+        return (n + z * (state[0] - n),)

@@ -1,0 +1,1 @@
+"""Reports: self-contained HTML pages with figures, such as the memory map of a plan."""
