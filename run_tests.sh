@@ -33,7 +33,7 @@ set_up() {
   [ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
   .venv/bin/pip install --quiet --upgrade pip
   local extras=test,dev
-  [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu,sklearn,parquet,browser
+  [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu,sklearn,parquet,browser,docs
   [ "$mode" = --client ] && extras+=,client
   .venv/bin/pip install --quiet -e ".[$extras]"
   case $mode in

@@ -1,0 +1,98 @@
+"""Blocks of the site's pages run, and print what the pages show (tests/pages.py)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import pages
+
+DOCS = pages.ROOT / "docs"
+PAGES = sorted(
+    page for folder in ("start", "tutorials", "guides", "coming_from") for page in (DOCS / folder).glob("*.md")
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if pages.blocks(page.read_text())], ids=lambda p: p.stem)
+def test_blocks_print_what_the_page_shows(page: Path) -> None:
+    assert pages.check(page) == []
+
+
+def test_few_blocks_are_not_run() -> None:
+    skipped = [(page.name, block.line) for page in PAGES for block in pages.blocks(page.read_text()) if block.skipped]
+    assert len(skipped) <= 6, skipped
+
+
+def test_every_block_of_code_is_executed_or_is_output() -> None:
+    """A fence of another kind, or an indented command, would not be run."""
+    for page in PAGES:
+        text = page.read_text()
+        kinds = set(re.findall(r"^`{3,}(?!\{)(\w+)", text, re.M))
+        assert kinds <= {"python", "console", "sh", "text"}, (page.name, kinds)
+        assert not re.findall(r"^    (?:\$|import|gradloom|python|pip) .*$", text, re.M), page.name
+
+
+PAGE = """# A page
+
+<!-- setup
+hidden = 2
+-->
+
+```python
+print(hidden * 21, "rows in 0.3 s, 12 MB")
+```
+
+```text
+42 rows in 0.8 s, 10 MB
+```
+
+```console
+$ echo one; \\
+  echo two
+one
+...
+$ false; echo $?
+1
+```
+
+<!-- not run: it needs a GPU -->
+```sh
+exit 1
+```
+"""
+
+
+def test_a_page_that_is_right(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    assert pages.check(page) == []
+    pages.write(page)
+    assert page.read_text() == PAGE
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("42 rows", "49 rows"), ("one\n", "two\n"), ("$ false; echo $?\n1", "$ false; echo $?\n"), ("0.8 s", "quickly")],
+)
+def test_a_page_that_is_wrong(tmp_path: Path, old: str, new: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.replace(old, new))
+    assert len(pages.check(page)) == 1
+    pages.write(page)
+    assert pages.check(page) == []
+
+
+def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```sh\nexit 3\n```\n")
+    with pytest.raises(AssertionError, match="exit code 3"):
+        pages.check(page)
+
+
+def test_a_figure_is_written_by_a_block(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nopen('a.png', 'wb').write(b'1')\n```\n\n![a](a.png)\n![b](b.png)\n")
+    assert pages.check(page) == ["page.md: no block writes b.png"]

@@ -1,0 +1,83 @@
+"""The site builds without a warning: every page is linked, no link is dead; every public name has an entry."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import gradloom as gl
+from tests.scripts import ROOT, script
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    return script("docs/reference.py")
+
+
+def test_the_reference_has_every_public_name(reference: ModuleType) -> None:
+    spaces = reference.namespaces()
+    listed = {space: [name for names in sections.values() for name in names] for space, sections in spaces.items()}
+    modules = [name for name in gl.__all__ if isinstance(getattr(gl, name), ModuleType)]
+    assert sorted([*listed["gl"], *modules]) == sorted(gl.__all__)
+    assert {f"gl.{name}" for name in modules} | {"gl"} == set(listed)
+    for name in modules:
+        assert sorted(listed[f"gl.{name}"]) == sorted(getattr(gl, name).__all__)
+
+
+def test_every_entry_has_a_text(reference: ModuleType) -> None:
+    text = "\n".join(reference.pages().values())
+    empty = re.findall(r"\{py:(?:class|function|data)\} (\S+).*\n\n```+\n", text)
+    assert not empty
+
+
+DOCSTRING = """First *line* of `x * y`.
+
+    rows, size   f32 [n, m]
+                 or none
+
+    gl.fit(net)
+
+End_of it."""
+MARKDOWN = """First \\*line\\* of `x * y`.
+
+- `rows, size`: f32 \\[n, m\\] or none
+
+```
+gl.fit(net)
+```
+
+End\\_of it."""
+
+
+def test_docstrings_become_markdown(reference: ModuleType) -> None:
+    assert reference._markdown(DOCSTRING) == MARKDOWN
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    for package in ("sphinx", "myst_parser", "furo", "sphinx_copybutton"):
+        pytest.importorskip(package)
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-d",
+        str(tmp_path / "trees"),
+        "docs",
+        str(tmp_path),
+    ]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert built.returncode == 0, built.stderr
+    assert (tmp_path / "searchindex.js").stat().st_size > 100_000
+    for page in tmp_path.rglob("*.html"):  # readable without a network
+        loaded = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(https?:[^\"]*)\"", page.read_text())
+        assert not loaded, (page.name, loaded)
