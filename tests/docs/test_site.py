@@ -59,6 +59,39 @@ def test_docstrings_become_markdown(reference: ModuleType) -> None:
     assert reference._markdown(DOCSTRING) == MARKDOWN
 
 
+PAGES = sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "reference")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
+def test_names_of_a_page_exist(page: Path) -> None:
+    missing = []
+    for name in sorted(set(re.findall(r"`gl((?:\.[A-Za-z_]\w*)+)", page.read_text()))):
+        value: object = gl
+        for part in name[1:].split("."):
+            value = getattr(value, part, None)
+            if value is None:
+                missing.append(f"gl{name}")
+                break
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
+def test_options_of_a_page_exist(page: Path) -> None:
+    """`gradloom COMMAND ... --option` on one line: the command has the option."""
+    commands = script("docs/options.py").commands()
+    wrong = []
+    for name, rest in re.findall(r"\bgradloom ([a-z]+)\b([^\n`#]*)", page.read_text()):
+        known = (
+            {form for p in commands[name].params for form in [*p.opts, *p.secondary_opts]}
+            if name in commands
+            else set()
+        )
+        wrong += [
+            f"gradloom {name} {option}" for option in re.findall(r"(?<!\S)--[a-z-]+", rest) if option not in known
+        ]
+    assert not wrong
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     for package in ("sphinx", "myst_parser", "furo", "sphinx_copybutton"):
