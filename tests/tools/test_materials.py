@@ -107,7 +107,7 @@ def test_licence_texts_are_those_of_the_packages() -> None:
 
 def test_the_long_description_has_no_links_into_the_repository() -> None:
     """They are dead in a package index."""
-    assert re.findall(r"\]\((?!https?://)[^)]*\)|src=|href=", (ROOT / "README.md").read_text()) == []
+    assert re.findall(r"\]\((?!https?://)[^)]*\)|src=|href=", (ROOT / "docs/package.md").read_text()) == []
 
 
 def test_the_licence_of_the_project_is_an_expression() -> None:
