@@ -146,6 +146,19 @@ def test_the_page_of_precision_runs() -> None:
 
 
 @pytest.mark.slow
+def test_the_page_of_interchange_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "onnx", "onnxruntime"):
+        pytest.importorskip(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    text = (ROOT / "docs" / "interchange.md").read_text()
+    blocks = re.findall(r"(?:^    .*\n(?:^\s*\n)?)+", text, re.M)
+    assert blocks
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(re.sub(r"^    ", "", block, flags=re.M), names)
+
+
 def test_the_page_of_profiles_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
