@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .arguments import as_bool, what_is
+from .arrays import as_array
 from .dtypes import bf16, u8
 from .errors import DTypeError
 
@@ -66,6 +67,17 @@ def imported(x: Any, place: str, copy: bool | None) -> np.ndarray:
     elif array.dtype.kind == "b":
         array = array.view(u8.numpy)
     return array.copy() if copy and not source.has_copied else array
+
+
+def array_of(place: str, tensor: Any) -> np.ndarray:
+    """The numbers of an array or of a tensor of another library, without a copy where that is possible."""
+    if isinstance(tensor, np.ndarray) or not hasattr(tensor, "__dlpack__"):
+        return as_array(place, tensor)
+    if hasattr(tensor, "detach"):
+        tensor = tensor.detach()
+    if getattr(tensor, "is_cpu", True) is False:
+        tensor = tensor.cpu()
+    return imported(tensor, place, None)
 
 
 class _Source:
