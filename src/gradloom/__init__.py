@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         ShapeError,
         TrainError,
     )
-    from .eager import Gradients, Tensor, grad_tape, no_grad, seed, stats, tensor
+    from .eager import Gradients, Tensor, from_dlpack, grad_tape, no_grad, seed, stats, tensor
     from .gpu.devices import Device, devices
     from .graph.grad import gradients
     from .graph.leaves import Parameter, constant, input, named, parameter, setting
@@ -104,6 +104,7 @@ __all__ = [
     "epoch",
     "evaluate",
     "fit",
+    "from_dlpack",
     "grad_tape",
     "gradients",
     "input",
@@ -137,7 +138,7 @@ _HOMES = {
     ".base.errors": "BackendError DataError DeviceLost DeviceMemoryError DTypeError FileError GradientError "
     "GradloomError GraphError NonFiniteError PlanError SettingError ShapeError TrainError",
     ".gpu.devices": "Device devices",
-    ".eager": "Gradients Tensor grad_tape no_grad seed stats tensor",
+    ".eager": "Gradients Tensor from_dlpack grad_tape no_grad seed stats tensor",
     ".graph.grad": "gradients",
     ".graph.leaves": "Parameter constant input named parameter setting",
     ".graph.scope": "device scope",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -81,3 +81,10 @@ def halves(size: int) -> Iterator[int]:
     while size > 1:
         size //= 2
         yield size
+
+
+def listed(names: Sequence[str], between: str = ", ") -> str:
+    """The names in one line; of many the first eight, and how many more there are."""
+    if len(names) <= 9:
+        return between.join(names)
+    return f"{between.join(names[:8])}{between}and {len(names) - 8} more"

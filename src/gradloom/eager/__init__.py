@@ -4,6 +4,6 @@ from .cache import Stats, stats
 from .draws import seed
 from .gradients import Gradients
 from .tape import GradTape, grad_tape, no_grad
-from .tensors import Tensor, tensor
+from .tensors import Tensor, from_dlpack, tensor
 
-__all__ = ["GradTape", "Gradients", "Stats", "Tensor", "grad_tape", "no_grad", "seed", "stats", "tensor"]
+__all__ = ["GradTape", "Gradients", "Stats", "Tensor", "from_dlpack", "grad_tape", "no_grad", "seed", "stats", "tensor"]

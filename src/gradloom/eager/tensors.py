@@ -1,4 +1,4 @@
-"""Tensor: a value that is computed when it is read; gl.tensor.
+"""Tensor: a value that is computed when it is read; gl.tensor, gl.from_dlpack.
 
 A trace (trace.py) records operations on tensors. A tensor reaches it through `Tensor.recorder`."""
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import ops
 from ..base.arrays import as_array
+from ..base.dlpack import CPU, exported, imported
 from ..base.dtypes import DType, f32
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradientError, GradloomError, GraphError, ShapeError
@@ -94,7 +95,24 @@ class Tensor(Value):
         return self.computed().copy()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return np.array(self.computed(), dtype)
+        """A copy of the numbers; for copy=False their memory, read-only, or a ValueError where the dtype differs."""
+        data = self.computed()
+        if copy is not False:
+            return np.array(data, dtype)
+        if dtype not in (None, data.dtype):
+            raise ValueError(f"tensor: {describe(self)} cannot be read as {np.dtype(dtype)} without a copy")
+        return _read_only(data)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU."""
+        return CPU
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        """The memory of the numbers for another library, read-only; a copy for copy=True, and for a consumer of DLPack
+        before 1.0, which does not know read-only memory. BufferError where copy=False is impossible."""
+        return exported(_read_only(self.computed()), "tensor", stream, max_version, dl_device, copy)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """A function of NumPy computes with the numbers of tensors and gives arrays."""
@@ -179,6 +197,21 @@ def tensor(data: Any, dtype: str | DType | None = None) -> Tensor:
     return numbers(data, dtype)
 
 
+@hinted
+def from_dlpack(x: Any, copy: bool | None = None) -> Tensor:
+    """A tensor of the memory of an array of another library (DLPack): NumPy, PyTorch, JAX, ...
+
+    copy   None (the default): a copy only where it is necessary, for numbers on another device; True: always; False:
+           never, DTypeError instead. A parameter of gradloom is copied unless copy=False.
+
+    The dtype is that of x; bools become u8. Memory that is shared must not change while the tensor is in use. Raises
+    DTypeError for an object without DLPack, and for numbers of a dtype that gradloom does not have.
+    """
+    Tensor.recorder.make_room()
+    array = imported(x, "from_dlpack", True if copy is None and isinstance(x, Parameter) else copy)
+    return given(array, as_dtype(array.dtype))
+
+
 def _holds_values(data: Any) -> bool:
     return isinstance(data, (list, tuple)) and any(isinstance(x, Value) or _holds_values(x) for x in data)
 
@@ -205,6 +238,12 @@ def numbers(data: Any, dtype: str | DType | None = None) -> Tensor:
     if kind.is_quantised:
         raise DTypeError(f"tensor: numbers do not become {kind.name}; need Stored.map of its bytes")
     return given(converted("tensor", array, kind), kind)
+
+
+def _read_only(data: np.ndarray) -> np.ndarray:
+    view = data.view()
+    view.flags.writeable = False
+    return view
 
 
 def given(array: np.ndarray, kind: DType) -> Tensor:

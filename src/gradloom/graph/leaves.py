@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import as_bool
+from ..base.dlpack import CPU, exported
 from ..base.dtypes import DType, dtype
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
@@ -17,7 +18,7 @@ from .declaration import Spec
 from .declare import op
 from .graph import reachable
 from .numbers import constant_array, in_expression
-from .stored import Role, Stored, before_write
+from .stored import Role, Stored, arrays_locked, before_write
 from .value import Node, Shape, Value, recording
 
 
@@ -118,10 +119,41 @@ class Parameter(Value):
     __array_ufunc__ = None  # np.exp(parameter) would lose its gradient; array * parameter is the parameter's product
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """A copy of the current contents. ValueError for copy=False."""
+        """A copy of the current contents; for copy=False their memory itself, read-only, or a ValueError."""
         if copy is False:
-            raise ValueError(f"parameter {self.name}: its contents cannot be read without a copy")
+            view, reason = self._in_place()
+            if view is None or dtype not in (None, view.dtype):
+                reason = reason or f"they are {self.dtype.name}"
+                raise ValueError(f"parameter {self.name}: its contents cannot be read without a copy: {reason}")
+            return view
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
+
+    def _in_place(self) -> tuple[np.ndarray | None, str]:
+        """The memory of the contents, as a read-only view; None, and the reason, where there is no such memory."""
+        if self.dtype.is_quantised:
+            return None, f"they are {self.dtype.name}, whose numbers are decoded"
+        with arrays_locked((self.stored,)):
+            if self.stored.away is not None:
+                return None, "their newest values are on another device"
+            return self.stored.read(), ""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU."""
+        return CPU
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        """The memory of the contents for another library, read-only: it changes when the parameter is trained.
+
+        A copy where the newest contents are on a GPU, for copy=True, and for a consumer of DLPack before 1.0, which
+        does not know read-only memory. BufferError for quantised contents and where copy=False is impossible.
+        """
+        view, reason = self._in_place()
+        if view is None and (copy is False or self.dtype.is_quantised):
+            raise BufferError(f"parameter {self.name}: its contents are not shared: {reason}; use numpy()")
+        array = self.numpy() if view is None else view
+        return exported(array, f"parameter {self.name}", stream, max_version, dl_device, copy)
 
     def _no_update(self, other: Any) -> Parameter:
         raise GraphError(

@@ -39,6 +39,9 @@ from .recurrent import GRU, LSTM, RNN
 from .stacked import stacked
 from .transformer import PositionalEncoding, TransformerDecoderLayer, TransformerEncoderLayer
 
+if TYPE_CHECKING:
+    from .torch_modules import from_torch, torch_state_dict
+
 __all__ = [
     "ELU",
     "GELU",
@@ -94,10 +97,17 @@ __all__ = [
     "TransformerEncoderLayer",
     "Unflatten",
     "Upsample",
+    "from_torch",
     "stacked",
+    "torch_state_dict",
 ]
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
+        if name in ("from_torch", "torch_state_dict"):
+            from . import torch_modules as module
+
+            globals().update(from_torch=module.from_torch, torch_state_dict=module.torch_state_dict)
+            return globals()[name]
         raise missing_name(__name__, name)

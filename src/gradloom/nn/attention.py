@@ -126,6 +126,21 @@ class MultiheadAttention(Module):
         y = ops.matmul(weights.reshape(b, groups, rows, s), values.transpose(0, 2, 1, 3))
         return self.out(y.reshape(b, heads, t, depth).transpose(0, 2, 1, 3).reshape(b, t, self.features))
 
+    def take_torch_names(self, arrays: dict[str, Any], path: str) -> None:
+        """torch.nn packs the three projections in one array."""
+        sizes = [one.weight.shape[0] for one in (self.query, self.key, self.value)]
+        for kind in ("weight", "bias"):
+            packed, out = f"{path}in_proj_{kind}", f"{path}out_proj.{kind}"
+            if packed in arrays:
+                array = arrays.pop(packed)
+                if array.ndim < 1 or array.shape[0] != sum(sizes):
+                    raise ShapeError(f"load: {packed} has shape {list(array.shape)}; need {sum(sizes)} rows")
+                pieces = np.split(array, np.cumsum(sizes)[:-1])
+                names = (f"{path}{part}.{kind}" for part in ("query", "key", "value"))
+                arrays |= dict(zip(names, pieces, strict=True))
+            if out in arrays:
+                arrays[f"{path}out.{kind}"] = arrays.pop(out)
+
     def _check(self, q: Value, k: Value, v: Value) -> None:
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.ndim != 3 or x.shape[2] != self.features or x.shape[0] != q.shape[0] or not x.shape[1]:

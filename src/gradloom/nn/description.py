@@ -30,6 +30,7 @@ from .ensemble import AVERAGES, Ensemble, MemberLinear, Periodic
 from .images import AdaptiveAvgPool2d, AdaptiveMaxPool2d, Dropout2d, GroupNorm, InstanceNorm, Upsample
 from .layers import (
     ACTIVATIONS,
+    APPROXIMATIONS,
     GELU,
     AvgPool2d,
     BatchNorm,
@@ -170,11 +171,12 @@ _LAYERS: dict[type[Module], dict[str, Callable[[Described, str], Any]]] = {
     PReLU: {"count": _size, "init": _number},
     ELU: {"alpha": _number},
     Softplus: {"beta": _number},
+    GELU: {"approximate": lambda s, k: s.text(k, APPROXIMATIONS)},
     Softmax: {"axis": _whole},
     LogSoftmax: {"axis": _whole},
     GLU: {"axis": _whole},
     **{one: {} for one in (Sequential, ModuleList, ModuleDict, Residual, Standardize, Flatten, Identity)},
-    **{one: {} for one in (ReLU, GELU, SiLU, Sigmoid, Tanh, Mish, Hardswish, Hardsigmoid)},
+    **{one: {} for one in (ReLU, SiLU, Sigmoid, Tanh, Mish, Hardswish, Hardsigmoid)},
 }  # fmt: skip
 _NAMES = {one.__name__: one for one in _LAYERS}
 

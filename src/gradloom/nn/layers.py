@@ -87,6 +87,9 @@ def need_groups(layer: str, channels_in: int, channels_out: int, groups: int) ->
         raise ShapeError(f"{layer}: {seen}; need groups to divide both channels")
 
 
+APPROXIMATIONS = ("none", "tanh")  # of GELU
+
+
 class Linear(Module):
     """y = activation(x @ weight.T + bias): x [..., n_in] -> [..., n_out], weight [n_out, n_in], bias [n_out].
 
@@ -229,6 +232,9 @@ class Permute(Module):
         return ops.permute(x, self.dims)
 
 
+COUNTER = "num_batches_tracked"  # of a batch norm in torch.nn: no array of ours
+
+
 class BatchNorm(Module):
     """Normalises each channel (axis 1) over all other axes: [N, C] or [N, C, H, W].
 
@@ -247,6 +253,9 @@ class BatchNorm(Module):
 
     def arguments(self) -> dict[str, Any]:
         return {"channels": self.weight.size, "eps": self.eps, "momentum": self.momentum}
+
+    def take_torch_names(self, arrays: dict[str, Any], path: str) -> None:
+        arrays.pop(path + COUNTER, None)
 
     def forward(self, x: Value) -> Value:
         if not self.training:
@@ -362,7 +371,25 @@ def activation_module(name: str, function: Callable[[Value], Value], doc: str, m
 
 
 ReLU = activation_module("ReLU", ops.relu, "max(x, 0)")
-GELU = activation_module("GELU", ops.gelu, "x * Phi(x), by erf")
+
+
+class GELU(Module):
+    """x * Phi(x), by erf, or with approximate="tanh" by tanh: any shape. approximate: "none" (the default) or "tanh";
+    SettingError for another."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        if approximate not in APPROXIMATIONS:
+            raise SettingError(setting="approximate", seen=approximate, need="'none' or 'tanh'", place="GELU")
+        self.approximate = approximate
+
+    def arguments(self) -> dict[str, Any]:
+        return {"approximate": self.approximate} if self.approximate != "none" else {}
+
+    def forward(self, x: Value) -> Value:
+        return ops.gelu(x) if self.approximate == "none" else ops.gelu_tanh(x)
+
+
 SiLU = activation_module("SiLU", ops.silu, "x * sigmoid(x)")
 Sigmoid = activation_module("Sigmoid", ops.sigmoid, "1 / (1 + exp(-x))")
 Tanh = activation_module("Tanh", ops.tanh, "tanh(x)")

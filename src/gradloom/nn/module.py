@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..base import locks
-from ..base.arguments import as_bool, what_is
-from ..base.arrays import as_array
+from ..base.arguments import as_bool, listed, what_is
+from ..base.dlpack import array_of
 from ..base.errors import DTypeError, GraphError, SettingError, ShapeError
 from ..base.habits import AttributeHints, KeywordHints
 from ..graph.leaves import Parameter, stored_value
@@ -276,25 +276,47 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
         return dict(zip(named, copies(named.values()), strict=True))
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Assign all parameters and buffers. GraphError names missing and unknown arrays; then nothing is changed."""
+        """Assign all parameters and buffers; `arrays` may be a state dict of torch.nn (docs/interchange.md).
+
+        GraphError names missing and unknown arrays, ShapeError those of another shape; then nothing is changed.
+        """
         if not isinstance(arrays, Mapping):
             seen = what_is(arrays)
             raise SettingError(
                 f"load_state_dict: got {seen}; need a dict of arrays, or gl.load(model, path) for a file"
             )
+        arrays = {name: array_of(f"load: {name}", one) for name, one in arrays.items()}
+        for path, module in self._places():
+            module.take_torch_names(arrays, path)
         mine = {name: p for name, p, _ in self.named_stored()}
         missing, extra = sorted(set(mine) - set(arrays)), sorted(set(arrays) - set(mine))
+        shapes = [(name, arrays[name].shape, p.shape) for name, p in mine.items() if name in arrays]
+        wrong = [f"{name} has shape {list(seen)}; need {list(need)}" for name, seen, need in shapes if seen != need]
         if missing or extra:
-            faults = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(extra)}"] * bool(extra)
-            raise GraphError(f"load: {'; '.join(faults)}; need exactly the {len(mine)} arrays of this model")
+            faults = [f"missing {listed(missing)}"] * bool(missing) + [f"unknown {listed(extra)}"] * bool(extra)
+            raise GraphError(
+                f"load: {'; '.join([*faults, f'need exactly the {len(mine)} arrays of this model', *wrong])}"
+            )
+        if wrong:
+            raise ShapeError(f"load: {listed(wrong, ', ')}")
         for name, parameter in mine.items():
-            if tuple(np.shape(arrays[name])) != parameter.shape:
-                seen = list(np.shape(arrays[name]))
-                raise ShapeError(f"load: {name} has shape {seen}; need {list(parameter.shape)}")
-            kind = as_array(f"load: {name}", arrays[name]).dtype
+            kind = arrays[name].dtype
             if kind.kind not in "fiub" and kind.name != "bfloat16":
                 raise DTypeError(f"load: {name} is {kind}; need numbers for {parameter.dtype.name}")
         replace({p.stored: arrays[name] for name, p in mine.items()})
+
+    def take_torch_names(self, arrays: dict[str, Any], path: str) -> None:
+        """Replace names of torch.nn, which begin with `path`, by those of this layer's own arrays."""
+
+    def _places(self) -> list[tuple[str, Module]]:
+        """(beginning of the names of its arrays, module) of the tree, each module at the first place."""
+        places: dict[Module, str] = {self: ""}
+        todo: list[Module] = [self]
+        for module in todo:
+            new = [(name, one) for name, one in module.children() if one not in places]
+            places |= {one: f"{places[module]}{name}." for name, one in reversed(new)}
+            todo += dict.fromkeys(one for _, one in new)
+        return [(path, module) for module, path in places.items()]
 
     def train(self, mode: bool = True) -> Module:
         """Dropout drops, batch norm takes the batch's statistics. Takes effect where a graph is built next: for a
