@@ -362,6 +362,15 @@ gl.ops.upscale(x) -> AttributeError: gl.ops.interpolate
 gl.ops.pad(x, 1, 1, 0, 0) -> TypeError: gl.ops.pad
 gl.ops.arange(0, 3) -> AttributeError: gl.tensor
 gl.ops.argsort(x) -> AttributeError: not supported
+gl.ops.var(x, dim=0) -> TypeError: use axes=
+gl.ops.std(x, ddof=1) -> TypeError: use correction=
+gl.ops.var(x, unbiased=True) -> TypeError: use correction=1
+gl.ops.logsumexp(x, dim=0, keepdim=True) -> TypeError: use axes=
+gl.ops.argmin(x, dim=0) -> TypeError: use axis=
+gl.ops.le(x, x) -> AttributeError: use gl.ops.less_equal(x, y)
+gl.ops.ne(x, x) -> AttributeError: use gl.ops.not_equal(x, y)
+x.var(0) -> AttributeError: use gl.ops.var(x)
+x.isnan() -> AttributeError: use gl.ops.isnan(x)
 gl.ops.top_k(x, 2) -> AttributeError: not supported
 gl.ops.cross_entropy_loss(x, x) -> AttributeError: gl.fit
 gl.ops.cross_entropy_loss_back(x, x, x) -> AttributeError: gl.gradients

@@ -257,6 +257,9 @@ threshold: leave it out: large values do not overflow
 weight: use weights=, one for each row; class_weight= of gl.fit weighs classes
 [transpose]
 *: use gl.ops.transpose(x, axes) with all axes in their new order
+[var std]
+ddof: use correction=, the same number
+unbiased: use correction=1 for True, correction=0 for False
 [concat]
 *: use gl.ops.concat(values, axis) with a list of values
 [pad]
@@ -487,15 +490,21 @@ amax: use gl.ops.max(x, axes)
 amin: use gl.ops.min(x, axes)
 masked_fill: use gl.ops.where(cond, x, y)
 eq: use gl.ops.equal(x, y)
+ne: use gl.ops.not_equal(x, y)
 gt: use gl.ops.greater(x, y)
 lt: use gl.ops.less(x, y)
+le: use gl.ops.less_equal(x, y)
+ge: use gl.ops.greater_equal(x, y)
+bitwise_and: use gl.ops.logical_and(x, y)
+bitwise_or: use gl.ops.logical_or(x, y)
+bitwise_not invert: use gl.ops.logical_not(x)
+bitwise_xor: use gl.ops.logical_xor(x, y)
 astype: use gl.ops.cast(x, dtype)
 stop_gradient: use gl.ops.detach(x)
 one_hot: leave it out: labels are class ids
 rsqrt: use 1 / gl.ops.sqrt(x)
 reciprocal: use 1 / x
-var: use gl.ops.mean(gl.ops.sqr(x - gl.ops.mean(x)))
-std: use gl.ops.sqrt(gl.ops.mean(gl.ops.sqr(x - gl.ops.mean(x))))
+var_mean std_mean: use gl.ops.var(x, axes) or gl.ops.std(x, axes), and gl.ops.mean(x, axes)
 tril: not supported; use a constant mask of NumPy with gl.ops.where
 topk sort cumsum: not supported; use NumPy on x.numpy()
 reduce_sum: use gl.ops.sum(x, axes)

@@ -247,6 +247,28 @@ class Value(Shaped, AttributeHints):
     def __ge__(self, other: object) -> Any:
         return _operators["greater_equal"](self, other) if _comparable(other) else NotImplemented
 
+    def __and__(self, other: object) -> Value:
+        """1 where both conditions hold (u8), as the other operators of conditions; numbers: gl.ops.logical_and."""
+        return _operators["logical_and"](self, other)
+
+    def __rand__(self, other: object) -> Value:
+        return _operators["logical_and"](other, self)
+
+    def __or__(self, other: object) -> Value:
+        return _operators["logical_or"](self, other)
+
+    def __ror__(self, other: object) -> Value:
+        return _operators["logical_or"](other, self)
+
+    def __xor__(self, other: object) -> Value:
+        return _operators["logical_xor"](self, other)
+
+    def __rxor__(self, other: object) -> Value:
+        return _operators["logical_xor"](other, self)
+
+    def __invert__(self) -> Value:
+        return _operators["logical_not"](self)
+
     def __getitem__(self, index: Any) -> Value:
         return _operators["getitem"](self, index)
 

@@ -8,6 +8,18 @@ from ..base.habits import hint_ops, hinted, missing_name
 from ..graph.value import Value
 from .activations import hardsigmoid, hardswish, mish, prelu
 from .attention import attention, attention_back
+from .comparisons import (
+    greater_equal,
+    isfinite,
+    isinf,
+    isnan,
+    less_equal,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    not_equal,
+)
 from .conv import conv1d, conv2d, conv2d_back_input, conv2d_back_weight
 from .conv_pool import conv2d_max_pool, conv2d_pool_back_input, conv2d_pool_back_weight
 from .conv_transpose import conv_transpose1d, conv_transpose2d
@@ -79,6 +91,7 @@ from .layout import (
     stack,
     transpose,
 )
+from .linear_algebra import cross
 from .linear_loss import linear_cross_entropy, linear_cross_entropy_pair, linear_cross_entropy_rows
 from .loss import (
     correct,
@@ -110,6 +123,7 @@ from .resize import adaptive_avg_pool2d, adaptive_max_pool2d, interpolate
 from .rope import rope, rope_frequencies, rope_scale
 from .show import show
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
+from .statistics import argmin, logsumexp, std, var
 from .update import accumulate, assign, average, grad_norm, guard, set_rows, zero
 from .update_8bit import adamw_8bit, lion_8bit
 from .update_rules import adamw, lion, rmsprop, sgd, sgd_nesterov
@@ -123,6 +137,7 @@ __all__ = [
     "adaptive_max_pool2d",
     "add",
     "argmax",
+    "argmin",
     "assign",
     "attention",
     "attention_back",
@@ -150,6 +165,7 @@ __all__ = [
     "copy",
     "correct",
     "cos",
+    "cross",
     "cross_entropy",
     "cross_entropy_pair",
     "cross_entropy_sum",
@@ -177,16 +193,21 @@ __all__ = [
     "glu",
     "grad_norm",
     "greater",
+    "greater_equal",
     "group_norm",
     "guard",
     "hardsigmoid",
     "hardswish",
     "interpolate",
+    "isfinite",
+    "isinf",
+    "isnan",
     "layer_norm",
     "layer_norm_back",
     "leaky_relu",
     "leaky_relu_back",
     "less",
+    "less_equal",
     "linear_cross_entropy",
     "linear_cross_entropy_pair",
     "linear_cross_entropy_rows",
@@ -197,6 +218,11 @@ __all__ = [
     "log",
     "log_softmax",
     "log_softmax_back",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "logsumexp",
     "loss_pair",
     "mask",
     "matmul",
@@ -215,6 +241,7 @@ __all__ = [
     "mse_pair",
     "mul",
     "neg",
+    "not_equal",
     "pad",
     "permute",
     "pow",
@@ -251,6 +278,7 @@ __all__ = [
     "sqrt",
     "squeeze",
     "stack",
+    "std",
     "step",
     "sub",
     "sum",
@@ -261,6 +289,7 @@ __all__ = [
     "tanh",
     "tanh_back",
     "transpose",
+    "var",
     "where",
     "zero",
 ]
@@ -271,6 +300,7 @@ for _function in (
     concat, stack, split, pad, conv2d, max_pool2d, avg_pool2d, dropout, layer_norm, rms_norm, batch_norm,
     group_norm, cross_entropy, mse, glu, adaptive_avg_pool2d,
     adaptive_max_pool2d, interpolate, conv1d, conv_transpose1d, conv_transpose2d,
+    argmin, logsumexp, var, std, cross,
 ):  # fmt: skip
     globals()[_function.__name__] = hinted(_function)
     globals()[_function.__name__].__module__ = __name__  # where pickle finds it
