@@ -165,6 +165,13 @@ def test_rates(tmp_path: Path) -> None:
     assert run.rate(0, 0) == 1 and run.rate(50, 0) == pytest.approx(0.5) and run.rate(25, 0) > 0.8
     run = Run(load(path), data, steps=100, lr=1.0, warmup=0.5, schedule="constant", val_split=0.0)
     assert run.rate(24, 0) == 0.5 and run.rate(99, 0) == 1
+    run = Run(load(path), data, steps=100, lr=1.0, warmup=0.1, schedule="wsd", val_split=0.0)
+    rates = [run.rate(i, 0) for i in range(101)]
+    assert rates[4] == 0.5 and rates[9:91] == [1.0] * 82 and rates[95] == pytest.approx(0.5) and rates[100] == 0
+    run = Run(load(path), data, steps=100, lr=1.0, warmup=0.2, schedule="one_cycle", val_split=0.0)
+    assert (run.rate(0, 0), run.rate(19, 0), run.rate(99, 0)) == pytest.approx((0.04, 1.0, 4e-6))
+    run = Run(load(path), data, steps=1, lr=1.0, warmup=0.9, schedule="wsd", val_split=0.0)
+    assert run.rate(0, 0) == 1.0
 
 
 def test_ctrl_c_leaves_with_the_work_so_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

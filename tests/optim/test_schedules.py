@@ -28,7 +28,73 @@ CASES = {
     "cosine": (s.Cosine(0.5, 40, 0.05), lambda t, o: t.CosineAnnealingLR(o, 40, 0.05)),
     "step": (s.Step(0.5, 7, 0.3), lambda t, o: t.StepLR(o, 7, 0.3)),
     "exponential": (s.Exponential(0.5, 0.9), lambda t, o: t.ExponentialLR(o, 0.9)),
+    "polynomial": (s.Polynomial(0.5, 30, 1.7), lambda t, o: t.PolynomialLR(o, 30, 1.7)),
+    "restarts": (s.CosineWarmRestarts(0.5, 7), lambda t, o: t.CosineAnnealingWarmRestarts(o, 7)),
+    "longer restarts": (
+        s.CosineWarmRestarts(0.5, 3, 2, 0.05),
+        lambda t, o: t.CosineAnnealingWarmRestarts(o, 3, 2, 0.05),
+    ),
+    "one cycle": (s.OneCycle(0.5, 40), lambda t, o: t.OneCycleLR(o, 0.5, 40)),
+    "one cycle of few steps up": (
+        s.OneCycle(0.5, 40, pct_start=0.01),
+        lambda t, o: t.OneCycleLR(o, 0.5, 40, pct_start=0.01),
+    ),
+    "one cycle, all up": (s.OneCycle(0.5, 41, pct_start=1.0), lambda t, o: t.OneCycleLR(o, 0.5, 41, pct_start=1.0)),
+    "one cycle in three phases": (
+        s.OneCycle(
+            0.5, 40, pct_start=0.4, anneal_strategy="linear", div_factor=10, final_div_factor=20, three_phase=True
+        ),
+        lambda t, o: t.OneCycleLR(
+            o, 0.5, 40, pct_start=0.4, anneal_strategy="linear", div_factor=10, final_div_factor=20, three_phase=True
+        ),
+    ),
 }
+
+
+@pytest.mark.parametrize("decay_type", ["cosine", "linear", "1-sqrt"])
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_warmup_stable_decay_is_that_of_transformers(decay_type, warmup):
+    """After the warm-up, whose first step is taken with rate 0 there."""
+    torch, theirs = pytest.importorskip("torch"), pytest.importorskip("transformers")
+
+    def make(lr_scheduler, optimizer):
+        return theirs.get_wsd_schedule(
+            optimizer, warmup, 12, num_training_steps=40, decay_type=decay_type, min_lr_ratio=0.1
+        )
+
+    rates = torch_rates(make, 50)
+    schedule = s.WarmupStableDecay(0.5, 40, 12, 0.05, warmup=warmup, decay_type=decay_type)
+    np.testing.assert_allclose([schedule(i, 0) for i in range(warmup, 50)], rates[warmup:], rtol=1e-12)
+    assert schedule(warmup, 0) == schedule(27, 0) == 0.5 > schedule(29, 0) and schedule(40, 0) == 0.05
+    assert torch
+
+
+def test_polynomial_is_that_of_transformers():
+    theirs = pytest.importorskip("transformers")
+
+    def make(lr_scheduler, optimizer):
+        return theirs.get_polynomial_decay_schedule_with_warmup(optimizer, 6, 30, lr_end=0.05, power=2.0)
+
+    schedule, rates = s.Polynomial(0.5, 30, 2.0, 0.05, warmup=6), torch_rates(make, 40)
+    np.testing.assert_allclose([schedule(i, 0) for i in range(6, 40)], rates[6:], rtol=1e-12)
+
+
+def test_one_cycle_of_a_momentum():
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5, momentum=0.9)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, 30)
+    ours = s.OneCycle(0.85, 30, div_factor=0.85 / 0.95, final_div_factor=1.0)
+    for step in range(30):
+        assert ours(step, 0) == pytest.approx(optimizer.param_groups[0]["momentum"], rel=1e-12)
+        optimizer.step()
+        cycle.step() if step < 29 else None
+
+
+def test_one_cycle_of_one_step_up():
+    """PyTorch divides by 0 where the rise ends at step 0."""
+    schedule = s.OneCycle(1.0, 10, pct_start=0.1)
+    assert schedule(0, 0) == 1.0 > schedule(1, 0) and schedule(9, 0) == schedule(100, 0) == pytest.approx(1 / 25e4)
+    assert s.OneCycle(1.0, 1)(0, 0) == pytest.approx(1 / 25e4)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,6 +168,18 @@ def test_plateau_is_pytorchs(patience, cooldown):
         (lambda: s.Step(0.1, 0), r"Step: every=0: must be"),
         (lambda: s.Step(0.1, 5, -0.1), r"Step: factor=-0.1: must be"),
         (lambda: s.Exponential(0.1, math.inf), r"Exponential: factor=inf: must be"),
+        (lambda: s.Polynomial(0.1, 9, -1), r"Polynomial: power=-1: must be"),
+        (lambda: s.CosineWarmRestarts(0.1, 0), r"CosineWarmRestarts: period=0: must be a whole number of at least 1"),
+        (lambda: s.CosineWarmRestarts(0.1, 5, 1.5), r"CosineWarmRestarts: period_factor=1.5: must be"),
+        (lambda: s.WarmupStableDecay(0.1, 9, 8, warmup=2), r"warmup=2 and decay=8 must be at most steps=9 together"),
+        (
+            lambda: s.WarmupStableDecay(0.1, 9, 8, decay_type="sqrt"),
+            r"decay_type='sqrt': must be one of cosine, linear, 1-sqrt",
+        ),
+        (lambda: s.OneCycle(0.1, 9, pct_start=2), r"OneCycle: pct_start=2: must be from 0 to 1"),
+        (lambda: s.OneCycle(0.1, 9, div_factor=0), r"OneCycle: div_factor=0: must be a finite number above 0"),
+        (lambda: s.OneCycle(0.1, 9, anneal_strategy="cosine"), r"anneal_strategy='cosine': must be cos or linear"),
+        (lambda: s.OneCycle(0.1, 9, three_phase=1), r"OneCycle: three_phase=1: must be"),
         (lambda: s.Plateau(0.1, factor=1.0), r"Plateau: factor=1.0: must be at least 0 and below 1"),
         (lambda: s.Plateau(0.1, patience=True), r"Plateau: patience=True: must be"),
     ],
@@ -115,6 +193,20 @@ def test_they_show_what_they_are():
     assert repr(s.Cosine(1e-3, 1000, warmup=50)) == "Cosine(0.001, steps=1000, final=0.0, warmup=50)"
     assert repr(s.Step(0.1, 2, by="epoch")) == "Step(0.1, every=2, factor=0.1, by='epoch')"
     assert repr(s.Plateau(0.1, cooldown=3)) == "Plateau(0.1, factor=0.1, patience=10, cooldown=3)"
+    assert repr(s.Polynomial(0.1, 9, 2.0)) == "Polynomial(0.1, steps=9, power=2.0, final=0.0)"
+    assert repr(s.OneCycle(0.1, 9)) == "OneCycle(0.1, steps=9)"
+    assert (
+        repr(s.OneCycle(0.1, 9, three_phase=True, div_factor=5))
+        == "OneCycle(0.1, steps=9, div_factor=5, three_phase=True)"
+    )
+    assert (
+        repr(s.CosineWarmRestarts(0.1, 9, by="epoch"))
+        == "CosineWarmRestarts(0.1, period=9, period_factor=1, final=0.0, by='epoch')"
+    )
+    assert (
+        repr(s.WarmupStableDecay(0.1, 9, 3, decay_type="linear"))
+        == "WarmupStableDecay(0.1, steps=9, decay=3, final=0.0, decay_type='linear')"
+    )
     assert "lr=Linear(0.1, steps=9, final=0.0)" in repr(gl.optim.SGD(lr=s.Linear(0.1, 9)))
 
 
@@ -131,6 +223,10 @@ SCHEDULES = {
     "step": s.Step(0.1, 2),
     "exponential": s.Exponential(0.1, 0.5),
     "plateau": s.Plateau(0.1, 0.5, 0),
+    "polynomial": s.Polynomial(0.1, 6, 2.0, warmup=1),
+    "restarts": s.CosineWarmRestarts(0.1, 2, 2),
+    "wsd": s.WarmupStableDecay(0.1, 6, 3, warmup=1),
+    "one cycle": s.OneCycle(0.1, 6),
     "by epoch": s.Step(0.1, 1, by="epoch"),
     "own": lambda step, epoch: 0.1 / (1 + step),
 }

@@ -226,10 +226,17 @@ class TuneOptions(ObjectiveOptions, StepOptions, WatchOptions):
         Flag("finetune", "Highest learning rate. [default: 2e-4; full 2e-5]", Rate, decided),
         compared_as="optimizer",
     )
-    schedule: Literal["cosine", "linear", "constant"] | None = option(
+    schedule: Literal["cosine", "linear", "constant", "wsd", "one_cycle"] | None = option(
         None,
-        '"cosine" (the default) or "linear" down to 0, or "constant", after the warm-up',
-        Flag("finetune", "Learning rate after the warm-up: cosine, linear or constant.", default=FINETUNE_SCHEDULE),
+        '"cosine" (the default) or "linear" down to 0, "constant", or "wsd" (constant, and a cosine down to 0 in the '
+        'last tenth of the steps), after the warm-up; "one_cycle": up from lr/25 in the warm-up, then a cosine down to '
+        "lr/250000",
+        Flag(
+            "finetune",
+            "Learning rate after the warm-up: cosine, linear, constant, wsd (constant, down to 0 in the last tenth of "
+            "the steps) or one_cycle (from and to a small rate).",
+            default=FINETUNE_SCHEDULE,
+        ),
         typed="str | None",
         compared_as="optimizer",
     )

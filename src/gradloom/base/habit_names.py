@@ -565,7 +565,13 @@ StepLR: use gl.optim.schedules.Step as lr= of an optimizer
 ExponentialLR: use gl.optim.schedules.Exponential as lr= of an optimizer
 LambdaLR LearningRateScheduler: use a function of (step, epoch) as lr= of an optimizer
 LinearLR: use gl.optim.schedules.Linear(1e-3, steps=1000) as lr= of an optimizer
-OneCycleLR get_cosine_schedule_with_warmup: use gl.optim.schedules.Cosine(1e-3, steps=1000, warmup=100) as lr= of
+OneCycleLR: use gl.optim.schedules.OneCycle(1e-3, steps=1000) as lr= of an optimizer
+CosineAnnealingWarmRestarts: use gl.optim.schedules.CosineWarmRestarts(1e-3, period=100) as lr= of an optimizer
+PolynomialLR get_polynomial_decay_schedule_with_warmup: use gl.optim.schedules.Polynomial(1e-3, steps=1000, power=2.0)
+    as lr= of an optimizer
+get_wsd_schedule: use gl.optim.schedules.WarmupStableDecay(1e-3, steps=1000, decay=100, warmup=10) as lr= of an
+    optimizer
+get_cosine_schedule_with_warmup: use gl.optim.schedules.Cosine(1e-3, steps=1000, warmup=100) as lr= of
     an optimizer
 ReduceLROnPlateau: use gl.optim.schedules.Plateau as lr= of an optimizer
 get_linear_schedule_with_warmup: use gl.optim.schedules.Linear(1e-3, steps=1000, warmup=100) as lr= of an optimizer
@@ -800,7 +806,7 @@ cuda mps metal vulkan opencl rocm hip xpu: use 'gpu'
 _COMMAND = _tables("""
 [options]
 verbose: leave it out: progress is shown by default, --quiet hides it
-lr-scheduler: use --schedule cosine, linear or constant (finetune)
+lr-scheduler: use --schedule cosine, linear, constant, wsd or one_cycle (finetune)
 n-epochs: use --epochs
 help-all: use --help
 shuffle: leave it out: rows are shuffled before each epoch, by --seed

@@ -49,6 +49,7 @@ from .sample_texts import EVERY, TOKENS, TextSampler, prompts_of
 from .soft_labels import SoftLabels
 from .trained_tensors import TrainedTensors
 
+STEPS_OF_DECAY = 0.1  # the share of the steps in which the rate of "wsd" falls
 MICRO_TOKENS = 512  # of a micro-batch, about: enough for the matrix products to be fast
 
 
@@ -122,6 +123,11 @@ class Settings(TuneOptions):
         warmup = min(round(self.warmup * steps), steps - 1)
         if self.schedule == "constant":
             return schedules.Constant(self.lr, warmup=warmup)
+        if self.schedule == "wsd":
+            decay = max(1, round(STEPS_OF_DECAY * steps))
+            return schedules.WarmupStableDecay(self.lr, steps, min(decay, steps - warmup), warmup=warmup)
+        if self.schedule == "one_cycle":
+            return schedules.OneCycle(self.lr, steps, pct_start=self.warmup)
         kind = schedules.Linear if self.schedule == "linear" else schedules.Cosine
         return kind(self.lr, steps, warmup=warmup)
 

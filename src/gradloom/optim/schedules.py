@@ -9,12 +9,12 @@ good. `value` is the highest rate; `warmup` steps before it is reached grow line
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.arguments import f32_hint, in_f32
+from ..base.arguments import as_bool, f32_hint, in_f32
 from ..base.errors import SettingError
 from ..base.habits import KeywordHints, missing_name
 
@@ -106,6 +106,136 @@ class Cosine(_Ending):
 
     def share(self, at: int) -> float:
         return 0.5 * (1.0 + math.cos(math.pi * min(at / self._length, 1.0)))
+
+
+class Polynomial(_Ending):
+    """final + (value - final) * (1 - t / steps)^power down to `final` (0), reached after `steps` steps, those of the
+    warm-up included: torch's PolynomialLR, and with `final` transformers' get_polynomial_decay_schedule_with_warmup.
+    """
+
+    def __init__(
+        self, value: float, steps: int, power: float = 1.0, final: float = 0.0, *, warmup: int = 0, by: str = "step"
+    ) -> None:
+        super().__init__(value, steps, final, warmup=warmup, by=by)
+        self.power = self._number("power", power)
+        self._shown = {"steps": self.steps, "power": self.power, **self._shown}
+
+    def share(self, at: int) -> float:
+        return (1.0 - min(at / self._length, 1.0)) ** self.power
+
+
+class WarmupStableDecay(_Ending):
+    """The value until the last `decay` of `steps` steps, then down to `final` (0), which stays: WSD.
+
+    Hu et al., MiniCPM, arXiv 2404.06395; Haegele et al., arXiv 2405.18392. decay_type: the form of the descent from 1
+    to 0 as a function of its share p: "cosine" 0.5 (1 + cos(pi p)), "linear" 1 - p, or "1-sqrt" 1 - sqrt(p), as in
+    transformers' get_wsd_schedule.
+    """
+
+    def __init__(
+        self, value: float, steps: int, decay: int, final: float = 0.0, *, warmup: int = 0, decay_type: str = "cosine"
+    ) -> None:
+        super().__init__(value, steps, final, warmup=warmup)
+        self.decay, self.decay_type = self._count("decay", decay, 1), decay_type
+        if self.decay > self._length:
+            sizes = {"warmup": self.warmup, "decay": self.decay, "steps": self.steps}
+            raise SettingError(
+                "{warmup} and {decay} must be at most {steps} together", sizes, place=type(self).__name__
+            )
+        if decay_type not in _DESCENTS:
+            need = ", ".join(_DESCENTS)
+            raise SettingError(setting="decay_type", seen=decay_type, need=f"one of {need}", place=type(self).__name__)
+        self._shown = {"steps": self.steps, "decay": self.decay, **self._shown, "decay_type": decay_type}
+
+    def share(self, at: int) -> float:
+        late = at - (self._length - self.decay)
+        return 1.0 if late <= 0 else _DESCENTS[self.decay_type](min(late / self.decay, 1.0))
+
+
+_DESCENTS: Mapping[str, Callable[[float], float]] = {
+    "cosine": lambda p: 0.5 * (1.0 + math.cos(math.pi * p)),
+    "linear": lambda p: 1.0 - p,
+    "1-sqrt": lambda p: 1.0 - math.sqrt(p),
+}
+
+
+class CosineWarmRestarts(Warming):
+    """Half a cosine from the value down to `final` (0) in `period` steps (or epochs), again and again; each period is
+    `period_factor` times as long as the one before.
+
+    Loshchilov and Hutter, arXiv 1608.03983; torch's CosineAnnealingWarmRestarts(T_0, T_mult, eta_min).
+    """
+
+    def __init__(
+        self, value: float, period: int, period_factor: int = 1, final: float = 0.0, *, warmup: int = 0,
+        by: str = "step",
+    ) -> None:  # fmt: skip
+        period, period_factor = self._count("period", period, 1), self._count("period_factor", period_factor, 1)
+        super().__init__(value, period=period, period_factor=period_factor, final=final, warmup=warmup, by=by)
+        self.period, self.period_factor, self.final = period, period_factor, self._number("final", final)
+
+    def __call__(self, step: int, epoch: int) -> float:
+        if step < self.warmup:
+            return self.value * (step + 1) / self.warmup
+        at = step - self.warmup if self.by == "step" else epoch
+        return self.final + (self.value - self.final) * self.share(at)
+
+    def share(self, at: int) -> float:
+        length = self.period
+        if self.period_factor == 1:
+            at %= length
+        else:
+            while at >= length:
+                at, length = at - length, length * self.period_factor
+        return 0.5 * (1.0 + math.cos(math.pi * at / length))
+
+
+class OneCycle(Warming):
+    """From value / div_factor up to the value and down to value / div_factor / final_div_factor in `steps` steps; the
+    last one stays. Smith and Topin, Super-Convergence, arXiv 1708.07120; torch's OneCycleLR.
+
+    pct_start: the share of the steps that the rise takes. anneal_strategy: "cos" or "linear". three_phase: down to the
+    first rate in the same number of steps, then to the last one. OneCycleLR also moves the momentum, from 0.95 to
+    0.85 and back: momentum=OneCycle(0.85, steps, div_factor=0.85 / 0.95, final_div_factor=1.0) is the same.
+    """
+
+    def __init__(
+        self, value: float, steps: int, *, pct_start: float = 0.3, anneal_strategy: str = "cos",
+        div_factor: float = 25.0, final_div_factor: float = 1e4, three_phase: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(value)
+        place = type(self).__name__
+        self.steps, self.pct_start = self._count("steps", steps, 1), self._number("pct_start", pct_start)
+        if self.pct_start > 1:
+            raise SettingError(setting="pct_start", seen=pct_start, need="from 0 to 1", place=place)
+        if anneal_strategy not in ("cos", "linear"):
+            raise SettingError(setting="anneal_strategy", seen=anneal_strategy, need="cos or linear", place=place)
+        factors = {"div_factor": div_factor, "final_div_factor": final_div_factor}
+        for name, number in factors.items():
+            if not self._number(name, number):
+                raise SettingError(setting=name, seen=number, need="a finite number above 0", place=place)
+        self.anneal_strategy, self.three_phase = anneal_strategy, as_bool("three_phase", three_phase, place)
+        first = self.value / float(div_factor)
+        last, up = first / float(final_div_factor), self.pct_start * self.steps
+        self._phases = [(up - 1, first, self.value), (self.steps - 1, self.value, last)]
+        if three_phase:
+            self._phases[1:] = [(2 * up - 2, self.value, first), (self.steps - 1, first, last)]
+        usual = {"pct_start": 0.3, "anneal_strategy": "cos", "div_factor": 25.0, "final_div_factor": 1e4}
+        given = {"pct_start": self.pct_start, "anneal_strategy": anneal_strategy, **factors}
+        self._shown = {"steps": self.steps, **{k: v for k, v in given.items() if v != usual[k]}}
+        if three_phase:
+            self._shown["three_phase"] = True
+
+    def __call__(self, step: int, epoch: int) -> float:
+        at, begin = min(step, self.steps - 1), 0.0
+        for number, (end, low, high) in enumerate(self._phases):
+            if end > begin and (at <= end or number == len(self._phases) - 1):
+                share = (at - begin) / (end - begin)
+                if self.anneal_strategy == "cos":
+                    share = 0.5 * (1.0 - math.cos(math.pi * share))
+                return low + (high - low) * share
+            begin = end
+        return self._phases[-1][2]
 
 
 class Step(Warming):
