@@ -105,7 +105,7 @@ def test_the_page_of_layers_has_all() -> None:
         page.write_text(pages.page())
     assert page.read_text() == pages.page(), "run python docs/layers.py > docs/layers.md"
     named = " ".join(pages.SECTIONS.values()).split()
-    assert sorted([*named, "stacked"]) == sorted(gl.nn.__all__)
+    assert sorted([*named, "from_torch", "stacked", "torch_state_dict"]) == sorted(gl.nn.__all__)
 
 
 def test_the_page_of_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

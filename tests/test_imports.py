@@ -32,6 +32,7 @@ SEES["runs"] = {*LINE, "nn", "optim", "parallel", "step", "eager", "files", "dat
 SEES["train"] = set(SEES)
 SEES["tables"] = set(SEES)
 SEES["llm"] = set(SEES)
+SEES["interchange"] = set(SEES)
 SEES["reports"] = set(SEES)
 SEES["cli"] = set(SEES)
 SEES["sklearn"] = {"base", "tables"}

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .graph.leaves import Parameter, constant, input, named, parameter, setting
     from .graph.scope import device, scope
     from .graph.value import Node, Value
+    from .interchange import export_onnx
     from .reports.run_report import report
     from .run.compare import check_gradients, compare
     from .run.compile import compile
@@ -103,6 +104,7 @@ __all__ = [
     "dp_train",
     "epoch",
     "evaluate",
+    "export_onnx",
     "fit",
     "from_dlpack",
     "grad_tape",
@@ -143,6 +145,7 @@ _HOMES = {
     ".graph.leaves": "Parameter constant input named parameter setting",
     ".graph.scope": "device scope",
     ".graph.value": "Node Value",
+    ".interchange": "export_onnx",
     ".reports.run_report": "report",
     ".run.compare": "check_gradients compare",
     ".run.compile": "compile",

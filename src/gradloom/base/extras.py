@@ -35,6 +35,7 @@ EXTRAS = {
     "sklearn": ("scikit-learn",),
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboardX",),
+    "onnx": ("onnx",),
     "mpi": ("mpi4py", "mpich"),
 }
 

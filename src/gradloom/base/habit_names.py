@@ -850,7 +850,7 @@ score: use gradloom predict MODEL DATA
 perplexity ppl: use gradloom evaluate MODEL DATA
 infer complete: use gradloom generate MODEL --prompt TEXT
 run: use gradloom generate MODEL --prompt TEXT, or gradloom chat MODEL
-export fuse export-lora: use gradloom merge MODEL ADAPTER --out FILE.gguf
+fuse export-lora: use gradloom merge MODEL ADAPTER --out FILE.gguf
 quantize: not supported alone; gradloom merge MODEL ADAPTER --type q8_0 writes a quantised model
 show inspect: use gradloom info FILE
 list ls: use gradloom runs

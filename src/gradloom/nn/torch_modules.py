@@ -126,7 +126,7 @@ def _adaptive(kind: Any) -> Callable[[Any], Module]:
         if size is None or (not isinstance(size, int) and None in size):
             raise _Unsupported(f"output_size={size}; need whole numbers")
         _need(return_indices=(getattr(m, "return_indices", False), False))
-        return kind(size)  # type: ignore[no-any-return]
+        return kind(size)
 
     return make
 
@@ -163,7 +163,7 @@ def _recurrent(kind: Any) -> Callable[[Any], Module]:
         how = {name: getattr(m, name) for name in ("num_layers", "bias", "batch_first", "bidirectional")}
         if kind is RNN:
             how["nonlinearity"] = m.nonlinearity
-        return kind(m.input_size, m.hidden_size, dropout=dropout, **how)  # type: ignore[no-any-return]
+        return kind(m.input_size, m.hidden_size, dropout=dropout, **how)
 
     return make
 
@@ -179,14 +179,12 @@ def _transformer(kind: Any) -> Callable[[Any], Module]:
         function = m.activation
         name = getattr(function, "__name__", type(function).__name__)
         if name not in _FUNCTIONS or getattr(function, "approximate", "none") != "none":
-            raise _Unsupported(f"activation={name}; need one of {', '.join(sorted(set(_FUNCTIONS.values())))}")
+            raise _Unsupported(f"activation={name}; must be one of {', '.join(sorted(set(_FUNCTIONS.values())))}")
         rates = {m.dropout.p, m.dropout1.p, m.dropout2.p, m.self_attn.dropout}
         if len(rates) > 1:
             raise _Unsupported(f"dropout rates {sorted(rates)}; need one rate")
         width, hidden = m.linear1.in_features, m.linear1.out_features
-        return kind(  # type: ignore[no-any-return]
-            width, m.self_attn.num_heads, hidden, m.dropout.p, _FUNCTIONS[name], m.norm1.eps, m.norm_first
-        )
+        return kind(width, m.self_attn.num_heads, hidden, m.dropout.p, _FUNCTIONS[name], m.norm1.eps, m.norm_first)
 
     return make
 
@@ -318,7 +316,7 @@ def _known_class(theirs: Any) -> str | None:
     for kind in type(theirs).__mro__:
         name = str(kind.__name__)
         if kind.__module__.startswith("torch.nn.modules.") and (name in LAYERS or name in _CONTAINERS):
-            return name if kind.forward is type(theirs).forward else None
+            return name if getattr(kind, "forward", None) is type(theirs).forward else None
     return None
 
 
@@ -327,7 +325,8 @@ _CONTAINERS = ("Sequential", "TransformerEncoder")
 
 def _children(theirs: Any) -> Iterator[tuple[str, Any]]:
     """All places of a Sequential, also of a module that it holds twice."""
-    return iter(theirs._modules.items())
+    named = theirs.named_modules(remove_duplicate=False)
+    return ((name, one) for name, one in named if name and "." not in name)
 
 
 def _below(path: str, name: str) -> str:
