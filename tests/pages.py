@@ -8,6 +8,7 @@ python -m tests.pages docs/tutorials/table.md --write    puts what was printed, 
     ```sh           commands whose output is not shown
     <!-- setup      Python that readers do not see, up to -->; before the block that needs it
     <!-- not run: REASON -->   before a block that is not executed
+    <!-- needs: gpu, mpi, PIL -->   the page is skipped without an adapter, mpiexec, or a package of this name
 
 Speeds, times and bytes may differ, other numbers by a tenth; a line "..." stands for any number of lines. Progress
 between the first and the last epoch is not compared. Files that the page shows (`![](curve.png)`) must be written.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import os
 import re
@@ -27,6 +29,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.gpu import adapter
 
 ROOT = Path(__file__).resolve().parent.parent
 UPDATE = "run python -m tests.pages PAGE --write"
@@ -168,6 +172,20 @@ def _same(line: str, new: str) -> bool:
 def figures(text: str) -> list[str]:
     """Files that the page shows and its blocks write: relative names without a folder."""
     return re.findall(r"!\[[^\]]*\]\(([\w-]+\.(?:png|svg))\)", text)
+
+
+def missing(text: str) -> str:
+    """The first requirement of a page that is not here, with the reason; "" where all are."""
+    for name in [n.strip() for line in re.findall(r"^<!-- needs: (.+) -->$", text, re.M) for n in line.split(",")]:
+        if name == "gpu":
+            reason = adapter.why_not()
+        elif name == "mpi":
+            reason = "" if shutil.which("mpiexec") and importlib.util.find_spec("mpi4py") else "needs mpiexec, mpi4py"
+        else:
+            reason = "" if importlib.util.find_spec(name) else f"needs the package {name}"
+        if reason:
+            return f"{name}: {reason}"
+    return ""
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import pages
+from tests.gpu import adapter
 
 DOCS = pages.ROOT / "docs"
 PAGES = sorted(
@@ -18,6 +19,11 @@ PAGES = sorted(
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if pages.blocks(page.read_text())], ids=lambda p: p.stem)
 def test_blocks_print_what_the_page_shows(page: Path) -> None:
+    reason = pages.missing(page.read_text())
+    if reason.startswith("gpu"):
+        adapter.need_adapter()
+    if reason:
+        pytest.skip(reason)
     assert pages.check(page) == []
 
 
@@ -90,6 +96,17 @@ def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
     page.write_text("```sh\nexit 3\n```\n")
     with pytest.raises(AssertionError, match="exit code 3"):
         pages.check(page)
+
+
+def test_requirements_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pages.missing("# A page\n\n<!-- needs: numpy, json -->\n") == ""
+    assert (
+        pages.missing("<!-- needs: numpy, no_such_package -->") == "no_such_package: needs the package no_such_package"
+    )
+    monkeypatch.setattr(adapter, "why_not", lambda: "no adapter")
+    assert pages.missing("<!-- needs: gpu -->") == "gpu: no adapter"
+    monkeypatch.setenv("PATH", "")
+    assert pages.missing("<!-- needs: mpi -->") == "mpi: needs mpiexec, mpi4py"
 
 
 def test_a_figure_is_written_by_a_block(tmp_path: Path) -> None:
