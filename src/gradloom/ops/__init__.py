@@ -113,6 +113,7 @@ from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
 from .update import accumulate, assign, average, grad_norm, guard, set_rows, zero
 from .update_8bit import adamw_8bit, lion_8bit
 from .update_rules import adamw, lion, rmsprop, sgd, sgd_nesterov
+from .user_op import user_op
 
 __all__ = [
     "abs",
@@ -261,6 +262,7 @@ __all__ = [
     "tanh",
     "tanh_back",
     "transpose",
+    "user_op",
     "where",
     "zero",
 ]
