@@ -23,6 +23,8 @@ from gradloom.graph.opspec import OpSpec
 SECTIONS = {
     "Training": "fit evaluate predict epoch Trainer EpochResult Result set_loss seed",
     "Saving and reports": "save load report stats",
+    "Other libraries": "from_dlpack export_onnx",
+    "Ops of your own": "op",
     "Graphs": (
         "Graph Value Node input parameter constant setting scope named gradients Gradients compile check_gradients "
         "compare capsule replay"
@@ -31,7 +33,7 @@ SECTIONS = {
     "Devices and processes": "device devices Device dp_train DPResult",
     "Errors": (
         "GradloomError ShapeError DTypeError GraphError GradientError PlanError SettingError DataError FileError "
-        "TrainError NonFiniteError BackendError DeviceLost DeviceMemoryError"
+        "TrainError NonFiniteError UserOpError BackendError DeviceLost DeviceMemoryError"
     ),
 }
 

@@ -159,7 +159,8 @@ def _match(want: list[str], have: list[str]) -> bool:
 def _lines(text: str) -> list[str]:
     lines = [re.sub(r"epoch (\d+)/\1 ", "last epoch ", line.strip()) for line in text.strip().splitlines()]
     kept = [line for line in lines if not re.match(r"(epoch (?!1/)|step )\d+/", line)]
-    return [re.sub(r"(?<=\w)#\d+", "#", re.sub(_MEASURED, "#", line)) for line in kept]  # numbers of nodes
+    kept = [re.sub(r"(?<=\w)#\d+|\bnode \d+|\.md:\d+(:\d+)?", "#", line) for line in kept]  # nodes, lines of the page
+    return [re.sub(_MEASURED, "#", line) for line in kept]
 
 
 def _same(line: str, new: str) -> bool:

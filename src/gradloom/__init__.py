@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         SettingError,
         ShapeError,
         TrainError,
+        UserOpError,
     )
     from .eager import Gradients, Tensor, from_dlpack, grad_tape, no_grad, seed, stats, tensor
     from .gpu.devices import Device, devices
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from .graph.scope import device, scope
     from .graph.value import Node, Value
     from .interchange import export_onnx
+    from .ops.user_op import op
     from .reports.run_report import report
     from .run.compare import check_gradients, compare
     from .run.compile import compile
@@ -92,6 +94,7 @@ __all__ = [
     "Tensor",
     "TrainError",
     "Trainer",
+    "UserOpError",
     "Value",
     "capsule",
     "check_gradients",
@@ -117,6 +120,7 @@ __all__ = [
     "named",
     "nn",
     "no_grad",
+    "op",
     "ops",
     "optim",
     "parallel",
@@ -138,7 +142,7 @@ __all__ = [
 # Where each name lives. A name is loaded when it is first used, so that the command line starts quickly.
 _HOMES = {
     ".base.errors": "BackendError DataError DeviceLost DeviceMemoryError DTypeError FileError GradientError "
-    "GradloomError GraphError NonFiniteError PlanError SettingError ShapeError TrainError",
+    "GradloomError GraphError NonFiniteError PlanError SettingError ShapeError TrainError UserOpError",
     ".gpu.devices": "Device devices",
     ".eager": "Gradients Tensor from_dlpack grad_tape no_grad seed stats tensor",
     ".graph.grad": "gradients",
@@ -146,6 +150,7 @@ _HOMES = {
     ".graph.scope": "device scope",
     ".graph.value": "Node Value",
     ".interchange": "export_onnx",
+    ".ops.user_op": "op",
     ".reports.run_report": "report",
     ".run.compare": "check_gradients compare",
     ".run.compile": "compile",

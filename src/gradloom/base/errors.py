@@ -169,6 +169,16 @@ class TrainError(GradloomError):
     """A training run that cannot continue."""
 
 
+class UserOpError(TrainError):
+    """A function of a user-defined op (gl.op) that raised, or returned other results than it declares; __cause__ is
+    what it raised. `steps_done` and `outputs` as below."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.steps_done = 0
+        self.outputs: list[Any] = []
+
+
 class NonFiniteError(TrainError):
     """The loss or a gradient became NaN or infinite; names the step and the first node that produced it."""
 

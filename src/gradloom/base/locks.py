@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import _thread
 import concurrent.futures.thread  # noqa: F401  registers its locks before ours, see below
+import contextlib
 import logging  # noqa: F401  likewise
 import os
 import sys
 import threading
+from collections.abc import Iterator
 
 from .errors import TrainError
 
@@ -48,6 +50,27 @@ memory = Lock()
 def has_memory() -> bool:
     """Whether this thread holds `memory`."""
     return memory._is_owned()  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def user_code() -> Iterator[None]:
+    """Inside, this thread is in a function of the user's that a program in progress has called."""
+    me, outer = threading.get_ident(), threading.get_ident() in _in_user_code
+    _in_user_code.add(me)
+    try:
+        yield
+    finally:
+        if not outer:
+            _in_user_code.discard(me)
+
+
+def refuse_in_user_code(what: str) -> None:
+    """TrainError in a function that a program in progress has called: the program has the arena and the arrays."""
+    if _in_user_code and threading.get_ident() in _in_user_code:
+        raise TrainError(f"{what} within a function of gl.op, which a program in progress has called; use NumPy there")
+
+
+_in_user_code: set[int] = set()  # threads
 
 
 def _before_fork() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import DType, bf16, dtype, f32
+from .calls import computed
 from .declaration import Attr, Rule, Slot, Spec, called_with, wanted
 from .grad import gradients
 from .graph import reachable
@@ -150,6 +151,8 @@ def _each(function: Callable[[Any], Any], entry: Any) -> Any:
 def by_reference(node: Node, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     """The outputs of a node by its op's reference, from one array per input; of a product with a first operand in bf16
     on operands that are all rounded to bf16."""
+    if node.op.python:
+        return computed(node, [a for a in arrays if a is not None])
     scope = node.attrs | node.op.bind_inputs(arrays)
     if node.op.rounds:
         scope |= node.op.bind_inputs(as_read(node, arrays)) | {"rounded": is_rounded(node)}

@@ -249,6 +249,8 @@ class Declaration:
     bad_samples       calls that the op refuses, with their messages
     leaf              has no kernel: its bytes come from outside
     guard             may stop the run; every update comes after it
+    python            computed by the Python function in the attribute `call` (graph/calls.py); it may raise, so every
+                      update comes after it
     foldable          False: never folded to a constant nor merged with its twin (random ops, updates)
     """
 
@@ -281,6 +283,7 @@ class Declaration:
     bad_samples: Sequence[BadSample] = ()
     leaf: bool = False
     guard: bool = False
+    python: bool = False
     foldable: bool = True
     fixed_inputs: int = field(init=False)
     fixed_outputs: int = field(init=False)

@@ -74,7 +74,7 @@ def _refuse_gaps(spec: OpSpec) -> None:
         gaps.append("the name is taken")
     if (spec.vjp is None) == (spec.no_gradient is None):
         gaps.append("exactly one of vjp and no_gradient")
-    if spec.reference is None and not spec.leaf:
+    if spec.reference is None and not spec.leaf and not spec.python:
         gaps.append("a reference or a composition")
     if (spec.samples is None) == (spec.no_samples is None):
         gaps.append("exactly one of samples and no_samples")

@@ -140,6 +140,7 @@ def arrays_locked(reads: Sequence[Stored], writes: Sequence[Stored] = ()) -> Ite
 
     Where this thread holds the lock already, readers that became pending since then follow.
     """
+    locks.refuse_in_user_code("weights are read or a program runs")
     if locks.has_memory():
         yield
         return
@@ -366,6 +367,7 @@ class Stored(Shaped):
         (`assign` has both). GraphError when the array is frozen."""
         if self.role == "frozen":
             raise GraphError(f"{self.name}: it is frozen and only read; need an array that may be written")
+        locks.refuse_in_user_code(f"{self.name or 'an array'} is written")
         with locks.memory:
             if rows is not None:
                 self._contents[rows] = data

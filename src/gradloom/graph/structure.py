@@ -54,6 +54,8 @@ def _attrs(node: Node, of: Callable[[Stored], Hashable]) -> tuple[tuple[str, Any
             attrs.append((k, of(v)))
         elif k == "data":
             attrs.append((k, v.tobytes()))
+        elif k == "call":
+            attrs.append((k, v.number if of is id else v.fingerprint))
         else:
             attrs.append((k, repr(v)))
     return tuple(attrs)

@@ -119,13 +119,18 @@ class Node:
         return copy
 
     @property
+    def title(self) -> str:
+        """The op as reports call it: a user-defined one by its function."""
+        return self.attrs["call"].name if self.op.python else self.op.name
+
+    @property
     def label(self) -> str:
         """How messages call this node: its name where it has one, else op#id; then the line of user code."""
-        called = self.name or f"{self.op.name}#{self.id}"
+        called = self.name or f"{self.title}#{self.id}"
         return f"{called} at {self.where}"
 
     def __repr__(self) -> str:
-        return f"Node({self.op.name}, {self.label})"
+        return f"Node({self.title}, {self.label})"
 
 
 class Value(Shaped, AttributeHints):

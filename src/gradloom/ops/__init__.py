@@ -127,6 +127,7 @@ from .statistics import argmin, logsumexp, std, var
 from .update import accumulate, assign, average, grad_norm, guard, set_rows, zero
 from .update_8bit import adamw_8bit, lion_8bit
 from .update_rules import adamw, lion, rmsprop, sgd, sgd_nesterov
+from .user_op import user_op
 
 __all__ = [
     "abs",
@@ -289,6 +290,7 @@ __all__ = [
     "tanh",
     "tanh_back",
     "transpose",
+    "user_op",
     "var",
     "where",
     "zero",

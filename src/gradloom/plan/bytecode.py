@@ -100,7 +100,7 @@ def signature(node: Node) -> str:
 
 def encode_attrs(op: Declaration, attrs: dict[str, Any]) -> list[int]:
     """Attribute words in the order of declaration: see Call in csrc/bytecode.h."""
-    given = list(op.attrs)
+    given = [attr for attr in op.attrs if attr.kind != "object"]
     while given and given[-1].optional and attrs[given[-1].name] is None:
         given.pop()
     words: list[int] = []

@@ -313,7 +313,7 @@ def _slots(op: Declaration, inputs: int, outputs: int) -> tuple[tuple[Slot, ...]
 
 def _expected_words(node: Node) -> list[int]:
     """The attribute words that csrc/bytecode.h describes for a node."""
-    attrs = list(node.op.attrs)
+    attrs = [attr for attr in node.op.attrs if attr.kind != "object"]
     while attrs and node.attrs[attrs[-1].name] is None:
         attrs.pop()
     words: list[int] = []
@@ -368,7 +368,7 @@ class _Checker:
         self.map = _Intervals()
         self.views = _Views()
         self.done: set[Node] = set()
-        self.guards_left = {n for n in self.nodes.values() if n.op.guard}
+        self.guards_left = {n for n in self.nodes.values() if n.op.guard or n.op.python}
         self.read = self.values_read()
         self.homes: dict[Value, Place] = {}
         self.last_update: dict[Place, Value] = {}  # storage -> the update that wrote it last

@@ -108,7 +108,7 @@ def _check_whole(schedule: Schedule, values: Mapping[str, Mapping[Value, Value]]
     sent = {t.copy for t in schedule.transfers}
     for device, part in schedule.parts.items():
         for origin in part.origins.values():
-            once = origin.op.updates or origin.op.guard or origin.after
+            once = origin.op.updates or origin.op.guard or origin.op.python or origin.after
             if origin in ran and (once or ran[origin] != device):
                 raise PlanError(f"schedule: {_name(origin)} runs on {ran[origin]} and again on {device}")
             ran[origin] = device
@@ -315,7 +315,7 @@ class _Moments:
                 raise PlanError(
                     f"schedule: {_name(node)} on {device} writes an array before all devices have committed"
                 )
-            fails = node.op.guard or origin not in self.late
+            fails = node.op.guard or node.op.python or origin not in self.late
             if fails and node.op.name != "copy" and ready is not None and i >= ready:
                 raise PlanError(f"schedule: {_name(node)} on {device} may fail, and runs after the commit")
 

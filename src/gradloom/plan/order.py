@@ -72,13 +72,14 @@ def kernel_order(nodes: Sequence[Node], base: Callable[[Value], Value]) -> tuple
     kernels = [n for n in nodes if not n.op.leaf and not n.op.view]
     waits: dict[Node, set[Node]] = {n: set(_producers(n, base)) for n in kernels}
     updates = [n for n in kernels if n.op.updates]
-    guards = [n for n in kernels if n.op.guard]
+    guards = [n for n in kernels if n.op.guard or n.op.python]
     late = _late(kernels, updates, waits)
     if early := [g for g in guards if g in late]:
         changed = next(n for n in reachable(early[0].outputs) if n.op.updates)
         raise GraphError(
-            f"order: {early[0].op.name} {early[0].label} reads what {changed.op.name} {changed.label} has updated; "
-            "a guard comes before every update: give it the values that the updates read"
+            f"order: {early[0].title} {early[0].label} reads what {changed.op.name} {changed.label} has updated; "
+            f"{'a guard' if early[0].op.guard else 'a user-defined op'} comes before every update: give it the values "
+            "that the updates read"
         )
     readers: dict[Value, list[Node]] = {}
     for node in kernels:

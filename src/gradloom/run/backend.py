@@ -285,6 +285,8 @@ def make_of(name: str) -> str:
 def has_kernel(chosen: Backend, node: Node) -> bool:
     """Whether a backend can run a node: it has a kernel for its dtypes, or the node needs none."""
     known = chosen.signatures()
+    if node.op.python:
+        return known is None or getattr(chosen, "calls_python", False)
     return known is None or node.op.leaf or node.op.view is not None or (node.op.name, signature(node)) in known
 
 
@@ -300,7 +302,10 @@ def plan_for(chosen: Backend, program: Program, switches: Switches) -> Plan:
     if missing:
         listed = ", ".join(f"{op} {dtypes} ({node.label})" for (op, dtypes), node in missing.items())
         here = f"{chosen.name} {chosen.available()[1]}"
-        raise BackendError(f"{here} has no kernel for: {listed}; backend='numpy' computes everything")
+        remedy = "backend='numpy' computes everything"
+        if any(node.op.python for node in missing.values()):
+            remedy = f"user-defined ops run on the CPU: use devices=({chosen.name!r}, 'cpu')"
+        raise BackendError(f"{here} has no kernel for: {listed}; {remedy}")
     try:
         return make_plan(program, chosen.needs, switches, chosen.piece_bytes)
     except MemoryError:

@@ -120,6 +120,9 @@ def _described_attr(attr: Attr, value: Any, stored: Mapping[Stored, int], arrays
             return stored[value]
         if attr.name == "data":
             return arrays.entry(value, dtype(value.dtype), value.shape, keep=True)
+        if attr.name == "call":
+            text = f"capsule: the program calls the Python function {value.name}, which a file cannot hold"
+            raise DataError(f"{text}; need a program without user-defined ops (gl.op)")
         if attr.name != "key":
             raise DataError(f"capsule: attribute {attr.name} is a Python object; need a program of gradloom's own ops")
     if attr.kind == "dtype":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ from ..base.errors import (
     IndexOutOfRange,
     NotFinite,
     SettingError,
+    UserOpError,
 )
 from ..base.memory import need_memory, present, release, show_bytes
 from ..base.settings import Switches
@@ -39,8 +41,9 @@ from ..plan.bytecode import SEGMENT_NAMES, SETTING_BYTES, SETTINGS, KernelNeeds,
 from ..plan.plan import Plan
 from ..transform.program import Program
 from .backend import Buffer, has_effect, no_memory
+from .calls import PlannedCall, native_form
 from .cost import cost_table
-from .planned import STOP_DEADLINE, STOP_DONE, STOP_REQUESTED, PlannedExecutable
+from .planned import STOP_DEADLINE, STOP_DONE, STOP_NONFINITE, STOP_REQUESTED, PlannedExecutable
 from .queue import Failure, Fetched, Interrupted, Queue, StepFailed
 
 Arena = _core.Arena  # memory in huge pages: .bytes, .huge_bytes
@@ -106,6 +109,7 @@ class CpuBackend:
 
     name: ClassVar[str] = "cpu"
     planned: ClassVar[bool] = True
+    calls_python: ClassVar[bool] = True
     piece_bytes: ClassVar[int] = 0
 
     def __init__(self, switches: Switches) -> None:
@@ -122,6 +126,8 @@ class CpuBackend:
         return _kernels(self.isa)
 
     def needs(self, node: Node, args: np.ndarray) -> KernelNeeds:
+        if node.op.python:
+            return KernelNeeds()
         attrs = np.array(encode_attrs(node.op, node.attrs), np.int64)
         parts, scratch, workspace = _core.kernel_plan(self.isa, node.op.name, signature(node), args, attrs)
         return KernelNeeds(tuple(parts), scratch, workspace)
@@ -169,8 +175,11 @@ class CpuExecutable(PlannedExecutable):
             k: self._inputs[o : o + self.inputs[k].bytes].view(self.inputs[k].dtype.numpy).reshape(self.inputs[k].shape)
             for k, o in bytecode.input_offsets.items()
         }
+        self._calls = [PlannedCall(self, i) for i, node in enumerate(self.plan.order.steps) if node.op.python]
+        kernels, instructions, args = native_form(bytecode, [call.at for call in self._calls])
         sizes = self.output_bytes
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
+        locks.refuse_in_user_code("a program is compiled")
         with self.lock:
             check_memory(bytecode.arena_bytes - self.arena.bytes)
             try:
@@ -178,8 +187,8 @@ class CpuExecutable(PlannedExecutable):
             except RuntimeError as error:  # in a signal handler that came into a run
                 raise BackendError(f"compile: {error}") from None
             self._native = _core.Program(
-                self.isa, bytecode.kernels, bytecode.instructions, bytecode.args, bytecode.attrs, self.segments(),
-                records, bytecode.dead, bytecode.guards,
+                self.isa, kernels, instructions, args, bytecode.attrs, self.segments(), records,
+                bytecode.dead, bytecode.guards,
             )  # fmt: skip
         self.output_starts = np.cumsum([0, *sizes[:-1]]).tolist() if sizes else []
 
@@ -227,15 +236,23 @@ class CpuExecutable(PlannedExecutable):
 
     def _run_native(self, steps: int, rows: np.ndarray | None, deadline: float) -> tuple[int, np.ndarray | None]:
         switches = self.switches
+        locks.refuse_in_user_code("a program runs")
         with self.lock:
             bring_home(self.reads)
             before, done = self._native.steps_run, 0
             try:
                 records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
-                done, stop, node, index, value = self._native.run(
-                    steps, rows, records, switches.threads, deadline, switches.poison, switches.check >= 2,
-                    switches.flush,
-                )  # fmt: skip
+                if self._calls:
+                    done, stop, node, index, value = self._run_calling(steps, rows, records, deadline)
+                else:
+                    done, stop, node, index, value = self._native.run(
+                        steps, rows, records, switches.threads, deadline, switches.poison, switches.check >= 2,
+                        switches.flush,
+                    )  # fmt: skip
+            except UserOpError as error:
+                error.steps_done = self._native.steps_run - before
+                error.outputs = [] if records is None else self.read(records[: error.steps_done])
+                raise
             except RuntimeError as error:
                 raise BackendError(f"run: {error}") from None
             except MemoryError:
@@ -250,6 +267,53 @@ class CpuExecutable(PlannedExecutable):
                 failed.outputs = self.read(records[:done])
             raise failed
         return done, records
+
+    def _run_calling(
+        self, steps: int, rows: np.ndarray | None, records: np.ndarray | None, deadline: float
+    ) -> tuple[int, int, int, int, int]:
+        """Steps of a program with calls of Python functions: what the core's run answers."""
+        begun = time.monotonic()
+        for i in range(steps):
+            row, record = (None if table is None else table[i : i + 1] for table in (rows, records))
+            stopped = self._run_part(0, len(self.plan.order.steps), row, record, None)
+            if stopped[0] == STOP_REQUESTED:
+                return i + 1, *stopped
+            if stopped[0] != STOP_DONE:
+                return i, *stopped
+            if deadline and i + 1 < steps and time.monotonic() - begun >= deadline:
+                return i + 1, STOP_DEADLINE, 0, 0, 0
+        return steps, STOP_DONE, 0, 0, 0
+
+    def _run_part(
+        self,
+        first: int,
+        last: int,
+        row: np.ndarray | None,
+        record: np.ndarray | None,
+        interrupted: Interrupted | bool | None,
+    ) -> tuple[int, int, int, int]:
+        """Instructions first .. last - 1 of a step, calls of Python included: (why it has stopped, node, index, value).
+        interrupted: as `run_range`; None: what a whole run does."""
+        switches = self.switches
+
+        def native(end: int, record: np.ndarray | None = None) -> tuple[int, int, int, int]:
+            stopped: tuple[int, int, int, int] = self._native.run(
+                1, row, record, switches.threads, 0.0, switches.poison, switches.check >= 2, switches.flush,
+                first, end, interrupted,
+            )[1:]  # fmt: skip
+            return stopped
+
+        for call in self._calls:
+            if not first <= call.at < last:
+                continue
+            stopped = native(call.at)
+            if stopped[0] != STOP_DONE:
+                return stopped
+            bad = call.run(row)
+            if bad is not None:
+                return STOP_NONFINITE, call.node_id, bad[1], 0
+            first = call.at + 1
+        return native(last, record)
 
     def read(self, records: np.ndarray) -> list[np.ndarray]:
         """The outputs out of records: one array of shape [steps, *shape] each (a view)."""
@@ -268,12 +332,8 @@ class CpuExecutable(PlannedExecutable):
         """Run the instructions first .. last - 1 of one step, which begins with 0 and ends with the last one of all:
         (why it has stopped, node, index, value). row: the settings of the step. interrupted: called at a signal; if
         it returns, the step is abandoned. The caller holds the lock, and has copied the stored arrays to the CPU."""
-        switches = self.switches
         try:
-            return self._native.run(
-                1, row, None, switches.threads, 0.0, switches.poison, switches.check >= 2, switches.flush,
-                first, last, interrupted or False,
-            )[1:]  # fmt: skip
+            return self._run_part(first, last, row, None, interrupted or False)
         except RuntimeError as error:
             raise BackendError(f"run: {error}") from None
         except MemoryError:
@@ -301,13 +361,17 @@ class CpuExecutable(PlannedExecutable):
         """Collect nanoseconds per instruction from the next run on."""
         with self.lock:
             self._native.profile(on)
+            for call in self._calls:
+                call.forget_times()
 
     def timings(self) -> list[tuple[str, int, int]]:
         """(op and node, least ns, total ns) per instruction since `collect_times`; without it none."""
         with self.lock:
             _, least, total = self._native.timings()
+            for call in self._calls if least else ():
+                least[call.at], total[call.at] = call.least, call.total
         nodes = self.plan.order.steps if least else []
-        return [(f"{n.op.name} {n.label}", lo, t) for n, lo, t in zip(nodes, least, total, strict=True)]
+        return [(f"{n.title} {n.label}", lo, t) for n, lo, t in zip(nodes, least, total, strict=True)]
 
     def denormals(self) -> list[str]:
         """The instructions, as `timings` calls them, that have had denormal operands since `collect_times`.

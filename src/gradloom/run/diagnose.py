@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..base.arrays import place_in
-from ..base.errors import GuardTripped, NonFiniteError, NotFinite
+from ..base.errors import GuardTripped, NonFiniteError, NotFinite, UserOpError
 from ..graph.graph import view_base
 from ..graph.value import Node, Value
 from ..transform.program import gather
@@ -73,7 +73,14 @@ def first_bad(
         cause = str(failure) + _behind(failure.node)
     except GuardTripped:
         cause = OVERFLOW
+    except UserOpError as error:
+        return str(error)
     else:
+        called = [node.label for node in checked.program.nodes if node.op.python]
+        if called:
+            return (
+                f"a number is not finite that is finite when the step runs again, after the user-defined op {called[0]}"
+            )
         raise AssertionError("a step that was not finite is finite when it runs again")
     return cause + _largest(_inputs(gather(outputs, updates).nodes, fed, settings, place))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..base import locks
 from ..base.arrays import check_whole
-from ..base.errors import BackendError, GuardTripped, IndexOutOfRange, NotFinite
+from ..base.errors import BackendError, GuardTripped, IndexOutOfRange, NotFinite, UserOpError
 from ..base.hooks import profiler, watcher
 from ..base.settings import Switches
 from ..graph.graph import mapped_checks, written
@@ -27,7 +27,7 @@ from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves, narrowed
 
 def called(node: Node) -> str:
     """The op and what messages call the node."""
-    return f"{node.op.name} {node.label}" if node.name else node.label
+    return f"{node.title} {node.label}" if node.name else node.label
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Executable(abc.ABC):
                         each.observe(number + done, self.fed(), _part_of(settings, done, 1))
                 try:
                     ran, outputs = self.run_steps(count, _part_of(settings, done, count), left)
-                except (GuardTripped, NotFinite, IndexOutOfRange) as failed:
+                except (GuardTripped, NotFinite, IndexOutOfRange, UserOpError) as failed:
                     failed.steps_done += done
                     failed.outputs = _joined([*parts, failed.outputs])
                     raise

@@ -36,6 +36,10 @@ class NullBackend:
     def piece_bytes(self) -> int:
         return 0 if self.other is None else self.other.piece_bytes
 
+    @property
+    def calls_python(self) -> bool:
+        return self.other is None or getattr(self.other, "calls_python", False)
+
     def available(self) -> tuple[bool, str]:
         return self.cpu.available() if self.other is None else self.other.available()
 

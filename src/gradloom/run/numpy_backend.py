@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..base.arrays import check_whole
-from ..base.errors import BackendError, DataError, GuardTripped, IndexOutOfRange, NotFinite
+from ..base.errors import BackendError, DataError, GuardTripped, IndexOutOfRange, NotFinite, UserOpError
 from ..base.settings import Switches
 from ..graph.composition import as_real, by_reference
 from ..graph.graph import reachable, storage_leaf, update_target
@@ -140,7 +140,7 @@ class NumpyExecutable(Executable):
         self._times = {} if on else None
 
     def timings(self) -> list[tuple[str, int, int]]:
-        return [(f"{n.op.name} {n.label}", min(ns), sum(ns)) for n, ns in (self._times or {}).items()]
+        return [(f"{n.title} {n.label}", min(ns), sum(ns)) for n, ns in (self._times or {}).items()]
 
     def timed_nodes(self) -> list[tuple[str, Node]]:
         return [("", node) for node in self._times or {}]
@@ -162,7 +162,8 @@ class NumpyExecutable(Executable):
             feeds = self._fed | {k: v[i] for k, v in rows.items()}
             try:
                 known = self._evaluated(i, feeds)
-            except (GuardTripped, NotFinite, IndexOutOfRange) as failed:
+            except (GuardTripped, NotFinite, IndexOutOfRange, UserOpError) as failed:
+                failed.steps_done = i
                 failed.outputs = [np.stack(column) for column in columns] if i else []
                 raise
             for column, value in zip(columns, self.program.outputs, strict=True):

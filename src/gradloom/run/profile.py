@@ -297,11 +297,11 @@ def _row(device: str, node: Node, nanoseconds: Sequence[int], rates: Rates | Non
     read = ", ".join(describe(value) for value in node.inputs if value is not None)
     shapes = f"{read} -> {', '.join(describe(value) for value in node.outputs)}"
     module = MODULE.sub("", node.name)
-    name = f"{node.op.name} {node.name}".rstrip()
+    name = f"{node.title} {node.name}".rstrip()
     limit = None if rates is None else limit_seconds(node, rates)
     times = tuple(ns * 1e-9 for ns in nanoseconds)
     return ProfileRow(
-        name, statistics.median(times), flops, moved, limit, node.op.name, node.where, module, shapes, device, 1, times
+        name, statistics.median(times), flops, moved, limit, node.title, node.where, module, shapes, device, 1, times
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import BackendError, BudgetError, GuardTripped, IndexOutOfRange, NotFinite
+from ..base.errors import BackendError, BudgetError, GuardTripped, IndexOutOfRange, NotFinite, UserOpError
 from ..base.interrupts import postponed
 from ..base.memory import settle, show_bytes
 from ..base.settings import Switches
@@ -180,7 +180,9 @@ class ScheduledExecutable(Executable):
                 failure = self._first_failure(failed.failure)
                 if failed.failure.stop == STOP_REQUESTED:  # abandoned; other failures are ignored
                     failure = None
-            except BaseException:
+            except BaseException as ended:
+                if isinstance(ended, UserOpError):
+                    ended.steps_done, ended.outputs = done, [column[:done] for column in columns]
                 for queue in self._queues.values():
                     with contextlib.suppress(BackendError):  # the device that is lost
                         queue.settle()

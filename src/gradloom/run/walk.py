@@ -99,6 +99,10 @@ class Walk(Stepped, CpuExecutable):
         """Bytes that are dead after an instruction are poisoned when the next one begins: until then `written` reads
         all that the instruction wrote, outputs that no instruction reads included."""
         bytecode = self.plan.bytecode
+        for call in self._calls:
+            if call.at == k:
+                call.run(self.rows)
+                return
         one = bytecode.instructions[k : k + 1].copy()
         args, attrs = (
             array[int(one[f"{what}_first"][0]) :][: int(one[f"{what}_count"][0])]

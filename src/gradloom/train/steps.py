@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import GuardTripped, IndexOutOfRange, NonFiniteError, NotFinite, SettingError
+from ..base.errors import GuardTripped, IndexOutOfRange, NonFiniteError, NotFinite, SettingError, UserOpError
 from ..base.structures import Structure
 from ..graph.stored import Stored, copies, replace
 from ..graph.value import Value
@@ -30,7 +30,7 @@ from .result import Mark, Result
 from .source import FeedSource
 from .step_programs import StepPrograms, written_by
 
-Failed = GuardTripped | NotFinite | IndexOutOfRange  # why a micro-batch was not applied
+Failed = GuardTripped | NotFinite | IndexOutOfRange | UserOpError  # why a micro-batch was not applied
 # the program, micro-batches done, the outputs of each as in CompiledBatch.outputs, why the next one failed
 Call = tuple[CompiledBatch, int, list[np.ndarray], Failed | None]
 OnProgress = Callable[[int], None]  # called with the rows that are done
@@ -96,7 +96,7 @@ class Steps(StepPrograms):
         feeds = {k: v for k, v in source.feeds.items() if k in step.run.inputs}  # some losses take no labels
         try:
             _, _, outputs, failed = self._run(step, micro, 1, backward, result, feeds)
-            if isinstance(failed, IndexOutOfRange):
+            if isinstance(failed, (IndexOutOfRange, UserOpError)):
                 raise failed
             if failed is not None:
                 raise self._stopped(self._diagnose(step, micro, backward))
@@ -164,7 +164,7 @@ class Steps(StepPrograms):
                 if backward and (not self.in_window or self.build == "grad"):
                     self.done = end - rows.start
                 if failed is not None:
-                    if isinstance(failed, IndexOutOfRange):
+                    if isinstance(failed, (IndexOutOfRange, UserOpError)):
                         raise failed
                     if not self.skips or not backward:
                         raise self._stopped(self._cause(step, rows, left))
@@ -257,7 +257,7 @@ class Steps(StepPrograms):
                 self.done += self.window_rows + done * micro.rows
             self._count(step, micro, done, backward)
             raise
-        except (GuardTripped, NotFinite, IndexOutOfRange) as failed:  # NotFinite: with check 2
+        except (GuardTripped, NotFinite, IndexOutOfRange, UserOpError) as failed:  # NotFinite: with check 2
             return step, failed.steps_done, failed.outputs, failed
 
     def settings_of(self, micro: MicroBatches, count: int, backward: bool) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from .program import Program, copy_node, needed
 
 
 def may_recompute(node: Node) -> bool:
-    """Whether a node may be computed twice: no leaf, and none that writes, stops the run or follows another node."""
-    return not (node.op.leaf or node.op.updates or node.op.guard or node.after)
+    """Whether a node may be computed twice: no leaf, and none that writes, stops the run, calls Python or follows
+    another node."""
+    return not (node.op.leaf or node.op.updates or node.op.guard or node.op.python or node.after)
 
 
 def recompute(program: Program, until: Mapping[Node, int]) -> Program:

@@ -1,0 +1,112 @@
+"""Calls of Python functions in a program of the CPU: the native core runs the instructions up to one, Python computes
+it from and into the program's memory, and the native core runs the next ones.
+
+The core has an instruction in its place that it never runs, so that instructions have the same numbers in both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..base.dtypes import f32
+from ..graph.calls import computed
+from ..graph.value import Node
+from ..plan.bytecode import (
+    ARENA,
+    ARG_WRITE,
+    MAX_PHASES,
+    NO_SEGMENT,
+    NODE_MASK,
+    Bytecode,
+    Form,
+    record,
+)
+
+if TYPE_CHECKING:
+    from .cpu_backend import CpuExecutable
+
+Native = tuple[list[tuple[str, str]], np.ndarray, np.ndarray]  # kernels, instructions, arguments
+_EMPTY: Form = (f32.code, (0,), (1,), 0)
+
+
+def native_form(bytecode: Bytecode, calls: Sequence[int]) -> Native:
+    """Kernels, instructions and arguments for the native core: at these instructions a copy of no elements."""
+    if not calls:
+        return bytecode.kernels, bytecode.instructions, bytecode.args
+    instructions, kernels = bytecode.instructions.copy(), [*bytecode.kernels]
+    args = np.concatenate(
+        [bytecode.args, np.array([record(_EMPTY), record((*_EMPTY[:3], ARG_WRITE))], bytecode.args.dtype)]
+    )
+    args["segment"][-2:] = ARENA
+    used = sorted({int(k) for i, k in enumerate(instructions["kernel"]) if i not in calls})
+    kernels = [*(kernels[k] for k in used), ("copy", "f32")]
+    place = {k: i for i, k in enumerate(used)}
+    for i in range(len(instructions)):
+        instructions["kernel"][i] = place.get(int(instructions["kernel"][i]), len(used))
+    for i in calls:
+        one = instructions[i : i + 1]
+        one["kernel"], one["arg_first"], one["arg_count"], one["attr_count"] = len(used), len(bytecode.args), 2, 0
+        one["phases"], one["parts"] = 1, (1,) * MAX_PHASES
+    return kernels, instructions, args
+
+
+class PlannedCall:
+    """A call at its place in a plan. at: the number of its instruction."""
+
+    def __init__(self, executable: CpuExecutable, at: int) -> None:
+        self.executable, self.at = executable, at
+        bytecode = executable.plan.bytecode
+        self.node: Node = executable.plan.order.steps[at]
+        first = int(bytecode.instructions[at]["arg_first"])
+        values = [v for v in (*self.node.inputs, *self.node.outputs) if v is not None]
+        self._args = [(arg, v.dtype.numpy) for arg, v in zip(bytecode.args[first:], values, strict=False)]
+        self._dead = [one[1:] for one in bytecode.dead if one[0] == at]
+        self.least = self.total = self.runs = 0  # nanoseconds
+
+    def run(self, row: np.ndarray | None) -> tuple[int, int] | None:
+        """Compute it. row: the settings of the step. The (output, element) of the first number that is not finite,
+        where the executable's switches ask for that. UserOpError as `computed`."""
+        executable, begun = self.executable, time.perf_counter_ns()
+        arrays = [self._array(i, row) for i in range(len(self._args))]
+        count = len(arrays) - len(self.node.outputs)
+        with np.errstate(over="ignore"):
+            results = [
+                r.astype(a.dtype) for r, a in zip(computed(self.node, arrays[:count]), arrays[count:], strict=True)
+            ]
+        bad = None
+        for i, (array, result) in enumerate(zip(arrays[count:], results, strict=True)):
+            array[...] = result
+            if bad is None and executable.switches.check >= 2 and result.dtype.kind == "f":
+                found = np.flatnonzero(~np.isfinite(result))
+                bad = (i, int(found[0])) if found.size else None
+        took = time.perf_counter_ns() - begun
+        self.least, self.total = min(self.least, took) if self.runs else took, self.total + took
+        self.runs += 1
+        if executable.switches.poison:
+            for segment, offset, size in self._dead:
+                executable.bytes_of(segment, offset, size, row)[...] = 0xFF
+        return bad
+
+    def forget_times(self) -> None:
+        """Begin to measure anew."""
+        self.least = self.total = self.runs = 0
+
+    def _array(self, i: int, row: np.ndarray | None) -> np.ndarray:
+        """Argument i where it lies."""
+        arg, kind = self._args[i]
+        rank, segment = int(arg["rank"]), int(arg["segment"])
+        shape = tuple(arg["shape"][:rank].tolist())
+        if segment == NO_SEGMENT or 0 in shape:
+            return np.empty(shape, kind)
+        held = self.executable.bytes_of(segment, int(arg["offset"]), int(arg["bytes"]), row)
+        strides = tuple(n * kind.itemsize for n in arg["strides"][:rank].tolist())
+        return np.lib.stride_tricks.as_strided(held.view(kind), shape, strides)
+
+    @property
+    def node_id(self) -> int:
+        """The node in the bytecode."""
+        return self.node.id & NODE_MASK
