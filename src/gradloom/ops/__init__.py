@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.habits import hint_ops, hinted, missing_name
 from ..graph.value import Value
-from .activations import hardsigmoid, hardswish, mish, prelu
+from .activations import hardsigmoid, hardswish, logsigmoid, mish, prelu, softplus
 from .attention import attention, attention_back
 from .conv import conv1d, conv2d, conv2d_back_input, conv2d_back_weight
 from .conv_pool import conv2d_max_pool, conv2d_pool_back_input, conv2d_pool_back_weight
 from .conv_transpose import conv_transpose1d, conv_transpose2d
 from .distillation import distilled, linear_distillation, linear_distilled
+from .einsum import einsum
+from .elementary import ceil, erf, exp2, floor, log1p, log2, reciprocal, remainder, round, rsqrt, tan, trunc
 from .elementwise import (
     abs,
     add,
@@ -50,7 +52,6 @@ from .elementwise import (
     silu,
     silu_back,
     sin,
-    softplus,
     sqr,
     sqrt,
     step,
@@ -70,7 +71,6 @@ from .layout import (
     detach,
     expand_dims,
     flatten,
-    pad,
     permute,
     repeat,
     reshape,
@@ -103,16 +103,21 @@ from .norm import (
     rms_norm_back,
 )
 from .operators import pow
+from .padding import pad
+from .patches import fold, unfold
 from .pool import avg_pool2d, avg_pool2d_back, max_pool2d, max_pool2d_back
 from .random import dropout
 from .reduce import argmax, max, mean, min, sum
 from .resize import adaptive_avg_pool2d, adaptive_max_pool2d, interpolate
+from .rolled import flip, roll
 from .rope import rope, rope_frequencies, rope_scale
 from .show import show
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
+from .triangles import diag, outer, tril, triu
 from .update import accumulate, assign, average, grad_norm, guard, set_rows, zero
 from .update_8bit import adamw_8bit, lion_8bit
 from .update_rules import adamw, lion, rmsprop, sgd, sgd_nesterov
+from .vector_norm import l2_norm, norm
 
 __all__ = [
     "abs",
@@ -134,6 +139,7 @@ __all__ = [
     "batch_norm_eval",
     "broadcast_to",
     "cast",
+    "ceil",
     "clamp",
     "clamp_back",
     "concat",
@@ -154,17 +160,24 @@ __all__ = [
     "cross_entropy_pair",
     "cross_entropy_sum",
     "detach",
+    "diag",
     "distilled",
     "div",
     "dropout",
+    "einsum",
     "elu",
     "elu_back",
     "embedding",
     "equal",
+    "erf",
     "exp",
+    "exp2",
     "expand_dims",
     "expm1",
     "flatten",
+    "flip",
+    "floor",
+    "fold",
     "full_like",
     "geglu",
     "geglu_back",
@@ -182,6 +195,7 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "interpolate",
+    "l2_norm",
     "layer_norm",
     "layer_norm_back",
     "leaky_relu",
@@ -195,8 +209,11 @@ __all__ = [
     "lion",
     "lion_8bit",
     "log",
+    "log1p",
+    "log2",
     "log_softmax",
     "log_softmax_back",
+    "logsigmoid",
     "loss_pair",
     "mask",
     "matmul",
@@ -215,21 +232,28 @@ __all__ = [
     "mse_pair",
     "mul",
     "neg",
+    "norm",
+    "outer",
     "pad",
     "permute",
     "pow",
     "prelu",
+    "reciprocal",
     "relu",
     "relu_back",
+    "remainder",
     "repeat",
     "reshape",
     "rms_norm",
     "rms_norm_back",
     "rmsprop",
+    "roll",
     "rope",
     "rope_frequencies",
     "rope_scale",
+    "round",
     "round_bf16",
+    "rsqrt",
     "scale",
     "scatter_rows",
     "set_rows",
@@ -258,19 +282,25 @@ __all__ = [
     "swiglu",
     "swiglu_back",
     "take_batch",
+    "tan",
     "tanh",
     "tanh_back",
     "transpose",
+    "tril",
+    "triu",
+    "trunc",
+    "unfold",
     "where",
     "zero",
 ]
 
 # Public functions: an error names our keyword for one of another library. The ops themselves call the plain functions.
 for _function in (
-    sum, mean, max, min, argmax, softmax, log_softmax, transpose, flatten, squeeze, expand_dims, repeat,
+    sum, mean, max, min, argmax, softmax, log_softmax, permute, transpose, flatten, squeeze, expand_dims, repeat,
     concat, stack, split, pad, conv2d, max_pool2d, avg_pool2d, dropout, layer_norm, rms_norm, batch_norm,
     group_norm, cross_entropy, mse, glu, adaptive_avg_pool2d,
     adaptive_max_pool2d, interpolate, conv1d, conv_transpose1d, conv_transpose2d,
+    softplus, einsum, roll, flip, tril, triu, diag, outer, norm, l2_norm, unfold, fold,
 ):  # fmt: skip
     globals()[_function.__name__] = hinted(_function)
     globals()[_function.__name__].__module__ = __name__  # where pickle finds it
@@ -278,7 +308,6 @@ for _function in (
 hint_ops(Value, __all__)
 
 if not TYPE_CHECKING:
-    del globals()["norm"]  # the submodule: gl.ops.norm is reported like other missing names
 
     def __getattr__(name: str) -> Any:
         raise missing_name(__name__, name)
