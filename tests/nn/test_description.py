@@ -188,6 +188,7 @@ def test_names_of_a_dict_must_be_one_for_each():
     [
         lambda: nn.RNN(8, 3, 2, "relu", False, True, 0.25, True), lambda: nn.LSTM(8, 3),
         lambda: nn.GRU(8, 3, 2, False, True, 0.5, True), lambda: nn.LSTM(8, 3, 2, bidirectional=True).eval(),
+        lambda: nn.LSTM(8, 3, proj_size=2),
     ],
 )  # fmt: skip
 def test_recurrent_layers(make):

@@ -250,9 +250,11 @@ streamer: use stream=, a function that gets each piece of text
 start_dim end_dim: leave it out: all axes but the first become one
 [MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer]
 batch_first: leave it out: rows are [batch, tokens, features]
-[LSTM GRU RNN]
-proj_size: not supported; use a gl.nn.Linear behind it
+[LSTM]
 return_sequences: leave it out: the result is (outputs, state)
+[GRU RNN]
+return_sequences: leave it out: the result is (outputs, state)
+proj_size: not supported; use a gl.nn.Linear behind it, or a gl.nn.LSTM(proj_size=...)
 [GroupNorm]
 num_groups: use groups=
 [InstanceNorm]

@@ -178,7 +178,7 @@ _LAYERS: dict[type[Module], dict[str, Callable[[Described, str], Any]]] = {
         "window": _size, "softcap": _number,
     },
     RNN: _RECURRENT | {"nonlinearity": lambda s, k: s.text(k, tuple(NONLINEARITIES))},
-    LSTM: _RECURRENT,
+    LSTM: _RECURRENT | {"proj_size": _size},
     GRU: _RECURRENT,
     TransformerEncoderLayer: _TRANSFORMER,
     TransformerDecoderLayer: _TRANSFORMER,
