@@ -15,7 +15,10 @@ SECTIONS = {
         "ReLU LeakyReLU PReLU ELU GELU SiLU Mish Hardswish Hardsigmoid Sigmoid Tanh Softplus Softmax LogSoftmax GLU"
     ),
     "Norms": "BatchNorm LayerNorm RMSNorm GroupNorm InstanceNorm Standardize",
-    "Pools and sizes": "MaxPool2d AvgPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d Upsample Flatten Unflatten Permute",
+    "Pools and sizes": (
+        "MaxPool2d AvgPool2d AdaptiveAvgPool1d AdaptiveMaxPool1d AdaptiveAvgPool2d AdaptiveMaxPool2d Upsample Flatten "
+        "Unflatten Permute"
+    ),
     "Dropout": "Dropout Dropout2d HiddenDropout",
     "Sequences": "RNN LSTM GRU MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer PositionalEncoding",
     "Containers": "Sequential Residual ModuleList ModuleDict Identity Module",

@@ -83,7 +83,7 @@ gl.fit(model, (X, y), clip_grad=1.0) -> SettingError: use max_norm=
 gl.relu(X) -> AttributeError: use gl.ops.relu
 gl.softmax(X, dim=1) -> AttributeError: use gl.ops.softmax
 gl.gelu(X) -> AttributeError: use gl.ops.gelu
-gl.ops.norm(X) -> AttributeError: gl.ops.sqrt
+gl.ops.normalize(X) -> AttributeError: gl.ops.l2_norm
 gl.tensor(X, requires_grad=True) -> TypeError: use gl.parameter(data)
 gl.tensor(X, device="cuda") -> TypeError: use device= of gl.grad_tape
 gl.sklearn.MLPClassifier() -> AttributeError: gl.sklearn.Classifier
@@ -107,7 +107,6 @@ gl.nn.Conv2d(in_channels=1, out_channels=8, kernel_size=3, padding=1) -> TypeErr
 gl.nn.Conv1D(8, 3) -> AttributeError: gl.nn.Conv1d
 gl.nn.Conv2DTranspose(8, 3) -> AttributeError: gl.nn.ConvTranspose2d
 gl.nn.DepthwiseConv2D(3) -> AttributeError: groups=
-gl.nn.Conv2d(1, 8, 3, padding_mode="reflect") -> TypeError: gl.ops.pad
 gl.nn.Conv2D(8, 3) -> AttributeError: gl.nn.Conv2d
 gl.nn.BatchNorm2d(8) -> AttributeError: gl.nn.BatchNorm
 gl.nn.BatchNorm(num_features=8) -> TypeError: channels=
@@ -156,9 +155,7 @@ x.cpu() -> AttributeError: leave it out
 x.requires_grad -> AttributeError: gl.parameter
 x.max(dim=1) -> AttributeError: gl.ops.max
 x.argmax(1) -> AttributeError: gl.ops.argmax
-x.sum(dim=1) -> TypeError: axes=
-x.mean(axis=0) -> TypeError: axes=
-x.sum(1, keepdim=True) -> TypeError: keepdims=
+x.sum(1, keep=True) -> TypeError: keepdims
 x.dim() -> AttributeError: x.ndim
 x.numel() -> AttributeError: x.size
 x.float() -> AttributeError: gl.ops.cast
@@ -360,6 +357,7 @@ gl.ops.conv_transpose_2d(x, x) -> AttributeError: gl.ops.conv_transpose2d
 gl.ops.pool_2d(x) -> AttributeError: gl.ops.max_pool2d
 gl.ops.upscale(x) -> AttributeError: gl.ops.interpolate
 gl.ops.pad(x, 1, 1, 0, 0) -> TypeError: gl.ops.pad
+gl.ops.im2col(x) -> AttributeError: gl.ops.unfold
 gl.ops.arange(0, 3) -> AttributeError: gl.tensor
 gl.ops.argsort(x) -> AttributeError: not supported
 gl.ops.var(x, dim=0) -> TypeError: use axes=
@@ -376,7 +374,7 @@ gl.ops.cross_entropy_loss(x, x) -> AttributeError: gl.fit
 gl.ops.cross_entropy_loss_back(x, x, x) -> AttributeError: gl.gradients
 gl.ops.opt_step_adamw(x, x, x, x, x) -> AttributeError: gl.optim.AdamW
 gl.ops.map_custom1(x, None) -> AttributeError: gl.ops
-gl.ops.tri(x) -> AttributeError: gl.ops.where
+gl.ops.tri(x) -> AttributeError: gl.ops.tril
 gl.new_tensor_2d("f32", 4, 8) -> AttributeError: gl.input
 gl.new_f32(1.0) -> AttributeError: gl.input
 gl.set_param(w) -> AttributeError: gl.parameter

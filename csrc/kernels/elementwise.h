@@ -34,6 +34,12 @@ GL_UNARY(Sqrt, 2, return sqrt(x);)
 GL_UNARY(Exp, 5, return exp(x);)
 GL_UNARY(Expm1, 6, return expm1(x);)
 GL_UNARY(Log, 6, return log(x);)
+GL_UNARY(Log1p, 7, return log1p(x);)
+GL_UNARY(Erf, 8, return erf(x);)
+GL_UNARY(Floor, 1, return floor(x);)
+GL_UNARY(Ceil, 1, return ceil(x);)
+GL_UNARY(Round, 1, return round(x);)
+GL_UNARY(Trunc, 1, return trunc(x);)
 GL_UNARY(Sin, 7, return sin(x);)
 GL_UNARY(Cos, 7, return cos(x);)
 GL_UNARY(Relu, 1, return max(x, F::zero());)
@@ -77,6 +83,7 @@ GL_BINARY(Add, 1, return x + y;)
 GL_BINARY(Sub, 1, return x - y;)
 GL_BINARY(Mul, 1, return x * y;)
 GL_BINARY(Div, 2, return x / y;)
+GL_BINARY(Remainder, 8, return remainder(x, y);)
 GL_BINARY(Pow, 30, return pow(x, y);)
 GL_BINARY(Maximum, 1, return max(x, y);)
 GL_BINARY(Minimum, 1, return min(x, y);)
@@ -324,6 +331,8 @@ template <class S, class D> void run_cast(const Call& c, int, int part, int part
 inline constexpr KernelRow kElementwiseRows[] = {
     GL_ROW1("neg", Neg), GL_ROW1("abs", Abs), GL_ROW1("sgn", Sgn), GL_ROW1("step", Step), GL_ROW1("sqr", Sqr),
     GL_ROW1("sqrt", Sqrt), GL_ROW1("exp", Exp), GL_ROW1("expm1", Expm1), GL_ROW1("log", Log), GL_ROW1("sin", Sin),
+    GL_ROW1("log1p", Log1p), GL_ROW1("erf", Erf), GL_ROW1("floor", Floor), GL_ROW1("ceil", Ceil),
+    GL_ROW1("round", Round), GL_ROW1("trunc", Trunc), GL_ROW2("remainder", Remainder),
     GL_ROW1("cos", Cos), GL_ROW1("relu", Relu), GL_ROW1("leaky_relu", LeakyRelu), GL_ROW1("elu", Elu),
     GL_ROW1("sigmoid", Sigmoid), GL_ROW1("tanh", Tanh), GL_ROW1("gelu", Gelu), GL_ROW1("gelu_tanh", GeluTanh),
     GL_ROW1("silu", Silu), GL_ROW1("softplus", Softplus), GL_ROW1("clamp", Clamp), GL_ROW1("scale", Scale),

@@ -213,6 +213,29 @@ inline F normal_cdf(F x) {
 }
 inline F normal_density(F x) { return F::set1(3.98942280e-01f) * exp(F::set1(-0.5f) * x * x); }
 
+// ---- remainder ------------------------------------------------------------------------------------------
+
+// |x| modulo |y|, exact, with the sign of x; then what NumPy's mod does: the sign of y.
+inline F remainder(F x, F y) {
+  const F a = abs(x), b = abs(y), zero = F::zero();
+  F m = fnma(trunc(a / b), b, a);  // exact where the quotient, which may be off by 1, is below 2^22
+  m = select(lt(m, zero), m + b, select(ge(m, b), m - b, m));
+  const Mask<float> near = lt(a, b * F::set1(4194304.0f)) & lt(b, F::set1(__builtin_inff()));
+  if (__builtin_expect(!near.all(), 0)) {
+    float xs[F::N], ys[F::N], ms[F::N];
+    a.store(xs);
+    b.store(ys);
+    m.store(ms);
+    for (int i = 0; i < F::N; i++) {
+      if (!(xs[i] < ys[i] * 4194304.0f && ys[i] < __builtin_inff())) ms[i] = __builtin_fmodf(xs[i], ys[i]);
+    }
+    m = F::load(ms);
+  }
+  m = copysign(m, x);
+  const F moved = select(lt(m, zero) ^ lt(y, zero), m + y, m);
+  return select(eq(m, zero), copysign(zero, y), moved);
+}
+
 // ---- pow ------------------------------------------------------------------------------------------------
 
 // One lane in double precision, without branches, so that the compiler takes several at once.

@@ -26,7 +26,9 @@ def test_blocks_print_what_the_page_shows(page: Path) -> None:
     if reason:
         pytest.skip(reason)
     # a process of its own: names, caches and counters of the pages before it are gone
-    done = subprocess.run([sys.executable, "-m", "tests.pages", str(page)], cwd=pages.ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.pages", str(page)], cwd=pages.ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

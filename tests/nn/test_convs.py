@@ -19,6 +19,12 @@ LAYERS = [
     ("Conv1d", (4, 6, 4), {"stride": 3, "padding": 2, "dilation": 2, "groups": 2}, (3, 4, 17)),
     ("Conv1d", (5, 10, 3), {"padding": "same", "groups": 5}, (2, 5, 9)),
     ("Conv1d", (2, 3, 4), {"padding": "same", "dilation": 3}, (2, 2, 11)),
+    *[("Conv1d", (3, 4, 3), {"padding": p, "padding_mode": mode}, (2, 3, 7))
+      for mode in ("reflect", "replicate", "circular") for p in (0, 2, "same")],
+    ("Conv1d", (2, 4, 4), {"padding": "same", "padding_mode": "reflect", "dilation": 2, "groups": 2}, (2, 2, 11)),
+    *[("Conv2d", (2, 3, (3, 2)), {"padding": p, "padding_mode": mode}, (2, 2, 5, 6))
+      for mode in ("reflect", "replicate", "circular") for p in (1, (2, 0), "same")],
+    ("Conv2d", (4, 4, 3), {"groups": 4, "padding": 1, "padding_mode": "circular", "stride": 2}, (1, 4, 5, 7)),
     ("Conv2d", (4, 6, 3), {"groups": 2, "padding": 1}, (2, 4, 5, 7)),
     ("Conv2d", (6, 3, (2, 3)), {"groups": 3, "stride": (2, 1), "bias": False}, (1, 6, 7, 6)),
     ("Conv2d", (5, 5, 3), {"groups": 5, "padding": 1, "stride": 2}, (2, 5, 7, 8)),
@@ -90,6 +96,15 @@ def image(*shape):
     [
         (lambda: nn.Conv2d(4, 6, 3, groups=3), gl.ShapeError, "need groups to divide both channels"),
         (lambda: nn.Conv2d(4, 4, 3, groups=0), gl.ShapeError, "groups=0"),
+        (lambda: nn.Conv2d(4, 4, 3, padding_mode="mirror"), gl.SettingError, "use 'reflect'"),
+        (lambda: nn.Conv1d(4, 4, 3, padding_mode="constant"), gl.SettingError, "one of zeros, reflect"),
+        (lambda: nn.Conv2d(4, 4, 9, padding=4, padding_mode="reflect")(image(1, 4, 9, 4)), gl.ShapeError,
+         "too much for mode"),
+        (lambda: nn.Conv2d(4, 4, 3, 2, "same", padding_mode="reflect")(image(1, 4, 9, 4)), gl.ShapeError,
+         "need stride 1"),
+        (lambda: nn.Conv1d(4, 4, 3, padding="valid", padding_mode="reflect")(image(1, 4, 5)), gl.ShapeError,
+         "padding 'valid' is not known"),
+        (lambda: nn.Conv1d(4, 4, 3, padding=1, padding_mode="reflect")(image(4, 5)), gl.ShapeError, "channels, H]"),
         (lambda: nn.Conv2d(4, 4, 3, groups=2)(image(1, 6, 5, 5)), gl.ShapeError, r"need w of shape \[O, 3, "),
         (lambda: nn.Conv2d(4, 4, 3, groups=4)(image(1, 4, 2, 5)), gl.ShapeError, "does not fit into the padded image"),
         (lambda: nn.Conv1d(4, 4, 0), gl.ShapeError, "kernel=0"),

@@ -88,7 +88,7 @@ NETS = {
     ),
     "convolutions": (
         lambda: nn.Sequential(
-            nn.Conv2d(2, 4, 3, groups=2),
+            nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), nn.Conv2d(2, 4, 3, groups=2),
             nn.ConvTranspose2d(4, 2, (3, 2), (2, 3), (1, 0), (1, 2), (1, 2), "relu", False),
             nn.ConvTranspose2d(2, 2, 2, groups=2), nn.AdaptiveAvgPool2d((1, 3)), nn.Flatten(),
         ),
@@ -97,7 +97,9 @@ NETS = {
     "convolutions of rows": (
         lambda: nn.Sequential(
             nn.Conv1d(5, 10, 3, 2, 1, 1, "gelu", False, groups=5), nn.Conv1d(10, 4, 2, padding="same"),
-            nn.ConvTranspose1d(4, 6, 3, 2, 1, 1, 2, "relu", False, groups=2), nn.ConvTranspose1d(6, 1, 2), nn.Flatten(),
+            nn.ConvTranspose1d(4, 6, 3, 2, 1, 1, 2, "relu", False, groups=2), nn.ConvTranspose1d(6, 1, 2),
+            nn.Conv1d(1, 2, 3, padding="same", padding_mode="circular"), nn.AdaptiveAvgPool1d(3),
+            nn.AdaptiveMaxPool1d(2), nn.Flatten(),
         ),
         TOKENS,
     ),
@@ -186,6 +188,7 @@ def test_names_of_a_dict_must_be_one_for_each():
     [
         lambda: nn.RNN(8, 3, 2, "relu", False, True, 0.25, True), lambda: nn.LSTM(8, 3),
         lambda: nn.GRU(8, 3, 2, False, True, 0.5, True), lambda: nn.LSTM(8, 3, 2, bidirectional=True).eval(),
+        lambda: nn.LSTM(8, 3, proj_size=2),
     ],
 )  # fmt: skip
 def test_recurrent_layers(make):

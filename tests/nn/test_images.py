@@ -29,6 +29,9 @@ LAYERS = {
     "InstanceNorm of rows": ("InstanceNorm", (3, 0.01), {"affine": True}, "InstanceNorm1d", (2, 3, 7)),
     **{f"{kind}({size}) of {shape}": (kind, (size,), {}, kind, shape)
        for kind in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d") for size, shape in POOLS},
+    **{f"{kind}({size}) of {shape}": (kind, (size,), {}, kind, shape)
+       for kind in ("AdaptiveAvgPool1d", "AdaptiveMaxPool1d")
+       for size, shape in ((1, (2, 3, 7)), (3, (2, 2, 9)), (4, (1, 3, 10)), (7, (2, 1, 5)))},
     **{f"Upsample({size | mode}) of {shape}": ("Upsample", (), size | mode, "Upsample", shape)
        for shape in ((2, 3, 4, 5), (1, 1, 7, 1)) for size in SIZES for mode in MODES},
 }  # fmt: skip
@@ -94,6 +97,8 @@ def test_they_train_in_micro_batches_as_in_whole_ones():
         (lambda: nn.GroupNorm(2, 4)(gl.input("x", (2, 6, 3))), gl.ShapeError, r"need \[N, 4, \.\.\.\]"),
         (lambda: nn.InstanceNorm(4)(gl.input("x", (2, 4, 1, 1))), gl.ShapeError, "one value per channel"),
         (lambda: nn.AdaptiveAvgPool2d(0), gl.ShapeError, "output_size=0"),
+        (lambda: nn.AdaptiveAvgPool1d(0), gl.ShapeError, "output_size=0"),
+        (lambda: nn.AdaptiveMaxPool1d(2)(gl.input("x", (3, 4))), gl.ShapeError, "need .N, C, L."),
         (lambda: nn.AdaptiveAvgPool2d((1, 2, 3)), gl.ShapeError, "a whole number or a pair"),
         (lambda: nn.AdaptiveMaxPool2d(2)(gl.input("x", (2, 3, 4))), gl.ShapeError, "no batch of images"),
         (lambda: nn.Upsample(), gl.SettingError, "neither size nor scale_factor"),

@@ -38,6 +38,30 @@ def test_outputs_states_and_gradients_are_those_of_pytorch(kind, options):
     compare(f"{kind} {options}", net, twin, {"x": sequence(options)}, second=not options)
 
 
+PROJECTED = [
+    {"proj_size": 2}, {"proj_size": 1, "num_layers": 2, "bidirectional": True, "batch_first": True},
+    {"proj_size": 2, "num_layers": 3, "bias": False},
+]  # fmt: skip
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("options", PROJECTED, ids=str)
+def test_projections_of_an_lstm_are_those_of_pytorch(options):
+    from tests.nn.torch_twins import compare
+
+    net, twin = twins("LSTM", options)
+    count = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
+    feeds = {
+        "x": sequence(options), "h": drawn(count, N, options["proj_size"], seed=2), "c": drawn(count, N, H, seed=3),
+    }  # fmt: skip
+
+    def call(layer):
+        return lambda x, h, c: layer(x, (h, c))
+
+    compare(f"LSTM {options}", net, twin, feeds, call(net), call(twin), second=False)
+    compare(f"LSTM {options} from zeros", net, twin, {"x": sequence(options, 5)}, second=False)
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize(
     ("kind", "options"),
@@ -120,6 +144,10 @@ def test_they_learn_in_micro_batches_as_in_whole_ones(kind):
     ("make", "error", "message"),
     [
         (lambda: nn.LSTM(2, 0), gl.ShapeError, "hidden_size=0"),
+        (lambda: nn.LSTM(2, 3, proj_size=3), gl.SettingError, "must be below hidden_size=3"),
+        (lambda: nn.LSTM(2, 3, proj_size=-1), gl.SettingError, "proj_size"),
+        (lambda: nn.LSTM(2, 3, proj_size=1)(gl.input("x", (4, 5, 2)), (np.zeros((1, 5, 3)), np.zeros((1, 5, 3)))),
+         gl.ShapeError, r"a pair \(h, c\) of shape \[1, 5, 1\] and \[1, 5, 3\]"),
         (lambda: nn.LSTM(2, 3, dropout=0.5), gl.SettingError, "requires num_layers of at least 2"),
         (lambda: nn.RNN(2, 3, nonlinearity="gelu"), gl.SettingError, "'tanh' or 'relu'"),
         (lambda: nn.GRU(2, 3)(gl.input("x", (4, 2))), gl.ShapeError, r"need \[steps, rows, 2\]"),

@@ -53,6 +53,10 @@ axes axis dim dims
 axis axes dim dims
 keepdims keepdim keep_dims
 values tensors arrays inputs
+shift shifts
+k diagonal offset
+ord p
+start start_dim
 kernel kernel_size pool_size ksize
 stride strides
 channels_in in_channels
@@ -145,6 +149,9 @@ n_gpu num_gpus
 """.strip().splitlines()
 ]
 
+# Keywords of which functions take any spelling
+SPELLINGS = [("axis", "axes", "dim", "dims"), ("keepdims", "keepdim", "keep_dims")]
+
 # Keywords that need more than another name, by function or class; "*": any function
 KEYWORDS = _tables("""
 [*]
@@ -154,7 +161,6 @@ pin_memory: leave it out
 fp16 bf16 amp mixed_precision: use precision="bf16"
 gradient_checkpointing: not supported; use a smaller micro_batch_size=
 data_format: leave it out: images are [N, C, H, W]
-padding_mode: not supported: padding is with zeros; use gl.ops.pad(x, pads, value)
 bias_initializer: not supported; use layer.bias.assign(array)
 kernel_initializer: not supported; use layer.weight.assign(array)
 label_smoothing: not supported; use float label rows: labels [rows, classes] as probabilities
@@ -244,14 +250,16 @@ streamer: use stream=, a function that gets each piece of text
 start_dim end_dim: leave it out: all axes but the first become one
 [MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer]
 batch_first: leave it out: rows are [batch, tokens, features]
-[LSTM GRU RNN]
-proj_size: not supported; use a gl.nn.Linear behind it
+[LSTM]
 return_sequences: leave it out: the result is (outputs, state)
+[GRU RNN]
+return_sequences: leave it out: the result is (outputs, state)
+proj_size: not supported; use a gl.nn.Linear behind it, or a gl.nn.LSTM(proj_size=...)
 [GroupNorm]
 num_groups: use groups=
 [InstanceNorm]
 track_running_stats momentum: not supported: statistics are those of each row; use gl.nn.BatchNorm
-[Softplus]
+[Softplus softplus]
 threshold: leave it out: large values do not overflow
 [cross_entropy]
 weight: use weights=, one for each row; class_weight= of gl.fit weighs classes
@@ -363,7 +371,7 @@ conv_2d_dw: use gl.ops.conv2d(x, w, groups=groups)
 conv_3d: not supported; use gl.ops.conv2d
 upscale resize: use gl.ops.interpolate(x, size)
 argsort top_k: not supported; use NumPy on x.numpy()
-tri triu: not supported; use a constant mask of NumPy with gl.ops.where
+tri: use gl.ops.tril(x), or gl.tensor(tri of NumPy)
 cross_entropy_loss_back soft_max_back: use gl.gradients(outputs, wrt)
 rope_multi rope_ext_back: not supported; use gl.ops.rope
 new_f32 new_i32 new_tensor: use gl.input("x", shape), or gl.constant(data)
@@ -408,8 +416,8 @@ InstanceNorm1d InstanceNorm2d InstanceNorm3d: use gl.nn.InstanceNorm(channels)
 GroupNormalization: use gl.nn.GroupNorm(groups, channels)
 GlobalAveragePooling2D GlobalAvgPool2D: use gl.nn.AdaptiveAvgPool2d(1), then gl.nn.Flatten()
 GlobalMaxPooling2D GlobalMaxPool2D: use gl.nn.AdaptiveMaxPool2d(1), then gl.nn.Flatten()
-GlobalAveragePooling1D AdaptiveAvgPool1d: use gl.ops.mean(x, axes) in forward
-GlobalMaxPooling1D AdaptiveMaxPool1d: use gl.ops.max(x, axes) in forward
+GlobalAveragePooling1D: use gl.nn.AdaptiveAvgPool1d(1), then gl.nn.Flatten()
+GlobalMaxPooling1D: use gl.nn.AdaptiveMaxPool1d(1), then gl.nn.Flatten()
 UpSampling2D Resizing UpsamplingNearest2d UpsamplingBilinear2d: use gl.nn.Upsample(size)
 SpatialDropout2D FeatureAlphaDropout: use gl.nn.Dropout2d(rate)
 AlphaDropout: not supported; use gl.nn.Dropout(rate)
@@ -417,7 +425,11 @@ Unflatten Reshape: use gl.ops.reshape(x, shape) in forward
 Permute: use gl.ops.permute(x, axes) in forward
 Add: use gl.nn.Residual(layer), or x + y in forward
 Concatenate: use gl.ops.concat(values, axis) in forward
-ZeroPad2d ZeroPadding2D ReflectionPad2d: use gl.ops.pad(x, pads) in forward: with zeros
+ZeroPad1d ZeroPad2d ZeroPadding2D ConstantPad1d ConstantPad2d: use gl.ops.pad(x, pads, value) in forward
+ReflectionPad1d ReflectionPad2d: use gl.ops.pad(x, pads, mode="reflect") in forward
+ReplicationPad1d ReplicationPad2d: use gl.ops.pad(x, pads, mode="replicate") in forward
+CircularPad1d CircularPad2d: use gl.ops.pad(x, pads, mode="circular") in forward
+LogSigmoid: use gl.ops.logsigmoid(x) in forward
 Lambda: use a gl.nn.Module with a forward
 Input InputLayer: leave it out: the first layer's n_in is the input's size
 Layer: use gl.nn.Module
@@ -450,8 +462,10 @@ vstack: use gl.ops.concat(values, axis=0)
 mul_mat: use gl.ops.matmul(x, w, transpose_y=True): ggml_mul_mat(w, x) is x @ w.T
 mm bmm: use gl.ops.matmul(x, y), or x @ y
 dot: use gl.ops.matmul(x, y), or gl.ops.sum(x * y)
-einsum tensordot: not supported; use gl.ops.matmul and gl.ops.permute
-outer: use gl.ops.expand_dims(x, 1) * y
+tensordot inner vdot kron bilinear: use gl.ops.einsum(subscripts, x, y)
+trace: use gl.ops.einsum("ii->", x)
+diagonal diag_embed: use gl.ops.diag(x), or gl.ops.einsum("...ii->...i", x)
+fliplr flipud rot90: use gl.ops.flip(x, axis)
 view reshape_2d reshape_3d: use gl.ops.reshape(x, shape)
 view_1d view_2d view_3d: use gl.ops.reshape, or an index: x[2:4]
 unsqueeze: use gl.ops.expand_dims(x, axis)
@@ -463,7 +477,8 @@ dup clone: use gl.ops.copy(x)
 cpy: use gl.ops.copy(x), or gl.ops.cast(x, dtype)
 chunk: use gl.ops.split(x, sizes, axis)
 take gather index_select: use gl.ops.get_rows(table, ids)
-norm: use gl.ops.sqrt(gl.ops.sum(x * x)), or gl.ops.layer_norm(x)
+vector_norm matrix_norm linalg: use gl.ops.norm(x, axes=axes)
+normalize: use gl.ops.l2_norm(x, axis)
 soft_max: use gl.ops.softmax(x)
 soft_max_ext: use gl.ops.softmax(x, mask=mask, scale=1.0)
 diag_mask_inf: use gl.ops.attention, or gl.ops.softmax(x, mask=mask)
@@ -476,7 +491,9 @@ opt_step_sgd: use gl.optim.SGD(lr=1e-3)
 add1: use x + number
 add_inplace: use gl.ops.add(x, y): the plan reuses memory
 scale_inplace: use gl.ops.scale(x, factor=2.0): the plan reuses memory
-im2col conv_2d: use gl.ops.conv2d
+im2col: use gl.ops.unfold(x, kernel)
+col2im: use gl.ops.fold(x, output_size, kernel)
+conv_2d: use gl.ops.conv2d
 pool_2d: use gl.ops.max_pool2d, or gl.ops.avg_pool2d
 square: use gl.ops.sqr(x)
 subtract: use gl.ops.sub(x, y)
@@ -485,6 +502,13 @@ divide: use gl.ops.div(x, y)
 power: use gl.ops.pow(x, number)
 negative: use gl.ops.neg(x)
 sign: use gl.ops.sgn(x)
+mod: use gl.ops.remainder(x, y), or x % y
+fmod: use x - y * gl.ops.trunc(x / y)
+floor_divide: use gl.ops.floor(x / y)
+rint: use gl.ops.round(x)
+fix: use gl.ops.trunc(x)
+erfc: use 1 - gl.ops.erf(x)
+log10: use gl.ops.log(x) * 0.4342944819
 clip: use gl.ops.clamp(x, min=0.0, max=1.0)
 amax: use gl.ops.max(x, axes)
 amin: use gl.ops.min(x, axes)
@@ -502,10 +526,7 @@ bitwise_xor: use gl.ops.logical_xor(x, y)
 astype: use gl.ops.cast(x, dtype)
 stop_gradient: use gl.ops.detach(x)
 one_hot: leave it out: labels are class ids
-rsqrt: use 1 / gl.ops.sqrt(x)
-reciprocal: use 1 / x
 var_mean std_mean: use gl.ops.var(x, axes) or gl.ops.std(x, axes), and gl.ops.mean(x, axes)
-tril: not supported; use a constant mask of NumPy with gl.ops.where
 topk sort cumsum: not supported; use NumPy on x.numpy()
 reduce_sum: use gl.ops.sum(x, axes)
 reduce_mean: use gl.ops.mean(x, axes)
@@ -798,6 +819,11 @@ softmax: leave it out: the loss cross_entropy takes logits
 linear none identity: use None
 swish: use 'silu'
 gelu_new gelu_pytorch_tanh: use 'gelu_tanh'
+[pad_mode]
+edge border nearest: use 'replicate'
+wrap periodic: use 'circular'
+mirror: use 'reflect'
+zeros: use 'constant'
 [device]
 cuda mps metal vulkan opencl rocm hip xpu: use 'gpu'
 """)

@@ -219,17 +219,34 @@ def unexpected_keyword(who: str, name: str, known: Iterable[str]) -> TypeError:
 
 
 def hinted(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, whose errors of unexpected keywords name the right one."""
+    """The function, whose errors of unexpected keywords name the right one. The spellings of NumPy and PyTorch of an
+    axis and of keepdims (SPELLINGS) are taken for the function's own."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except TypeError:
-            _check_call(function, args, kwargs)
-            raise
+            respelled = _respelled(function, kwargs)
+            if respelled == kwargs:
+                _check_call(function, args, kwargs)
+                raise
+        return call(*args, **respelled)
 
     return call
+
+
+def _respelled(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords, with those that the function does not take under its own spelling."""
+    from .habit_names import SPELLINGS
+
+    known = inspect.signature(function).parameters
+    names = dict(kwargs)
+    for name in kwargs.keys() - known.keys():
+        own = next((one for group in SPELLINGS if name in group for one in group if one in known), name)
+        if own not in names:
+            names[own] = names.pop(name)
+    return names
 
 
 class KeywordHints:

@@ -219,6 +219,12 @@ class Value(Shaped, AttributeHints):
     def __rtruediv__(self, other: object) -> Value:
         return _operators["div"](other, self)
 
+    def __mod__(self, other: object) -> Value:
+        return _operators["remainder"](self, other)
+
+    def __rmod__(self, other: object) -> Value:
+        return _operators["remainder"](other, self)
+
     def __pow__(self, other: object) -> Value:
         return _operators["pow"](self, other)
 

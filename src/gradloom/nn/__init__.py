@@ -10,7 +10,16 @@ from .attention import MultiheadAttention
 from .containers import ModuleDict, ModuleList, Residual
 from .convs import Conv1d, ConvTranspose1d, ConvTranspose2d
 from .ensemble import Ensemble, MemberLinear, Periodic
-from .images import AdaptiveAvgPool2d, AdaptiveMaxPool2d, Dropout2d, GroupNorm, InstanceNorm, Upsample
+from .images import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    Dropout2d,
+    GroupNorm,
+    InstanceNorm,
+    Upsample,
+)
 from .layers import (
     GELU,
     AvgPool2d,
@@ -49,7 +58,9 @@ __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
     "AvgPool2d",
     "BatchNorm",

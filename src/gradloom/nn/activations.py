@@ -72,9 +72,7 @@ class Softplus(Module):
         return {"beta": self.beta}
 
     def forward(self, x: Value) -> Value:
-        if self.beta == 1:
-            return ops.softplus(x)
-        return ops.scale(ops.softplus(ops.scale(x, factor=self.beta)), factor=1 / self.beta)
+        return ops.softplus(x, self.beta)
 
 
 Mish = activation_module("Mish", ops.mish, "x * tanh(softplus(x))", __name__)

@@ -12,6 +12,7 @@ from ..graph.value import Value
 from .initial import uniform
 from .layers import activation_function, activation_name, need_groups, need_positive, pair, short_pair
 from .module import Module
+from .padded import checked_mode, padded
 
 
 class Conv1d(Module):
@@ -22,9 +23,11 @@ class Conv1d(Module):
     padding                    zeros on both sides, 0 by default, or "same": as long as the input (stride 1)
     activation                 by name, None by default; applied to the result
     groups                     divide both channels, 1 by default; channels of one group see those of the same one only
+    padding_mode               values of the padding: "zeros" (the default), or "reflect", "replicate" or "circular" of
+                               gl.ops.pad
 
     Initialisation as in PyTorch: U(-b, b) with b = 1/sqrt(channels_in / groups * kernel). Raises ShapeError for other
-    sizes.
+    sizes, SettingError for another padding_mode.
     """
 
     def __init__(
@@ -38,9 +41,11 @@ class Conv1d(Module):
         activation: str | None = None,
         bias: bool = True,
         groups: int = 1,
+        padding_mode: str = "zeros",
     ) -> None:
         super().__init__()
         need_groups("Conv1d", channels_in, channels_out, groups)
+        self.padding_mode = checked_mode("Conv1d", padding_mode)
         need_positive("Conv1d", kernel=kernel, stride=stride, dilation=dilation)
         self.stride, self.dilation, self.groups = stride, dilation, groups
         self.padding = padding if isinstance(padding, str) else as_whole("padding", padding, 0, "Conv1d")
@@ -55,11 +60,16 @@ class Conv1d(Module):
             "channels_in": channels_in * self.groups, "channels_out": channels_out, "kernel": kernel,
             "stride": self.stride, "padding": self.padding, "dilation": self.dilation,
             "activation": activation_name(self.act), "bias": self.bias is not None, "groups": self.groups,
+            "padding_mode": None if self.padding_mode == "zeros" else self.padding_mode,
         }  # fmt: skip
 
     def forward(self, x: Value) -> Value:
-        how = (self.stride, self.padding, self.dilation, self.groups)
-        return self.act(ops.conv1d(x, self.weight, self.bias, *how))
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            sides = padding if isinstance(padding, str) else (padding,)
+            how = ((self.stride,), sides, (self.dilation,), self.padding_mode)
+            x, padding = padded("Conv1d", x, self.weight.shape[2:], *how), 0
+        return self.act(ops.conv1d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups))
 
 
 class ConvTranspose1d(Module):

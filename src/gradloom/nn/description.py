@@ -27,7 +27,16 @@ from .attention import MultiheadAttention
 from .containers import ModuleDict, ModuleList, Residual
 from .convs import Conv1d, ConvTranspose1d, ConvTranspose2d
 from .ensemble import AVERAGES, Ensemble, MemberLinear, Periodic
-from .images import AdaptiveAvgPool2d, AdaptiveMaxPool2d, Dropout2d, GroupNorm, InstanceNorm, Upsample
+from .images import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    Dropout2d,
+    GroupNorm,
+    InstanceNorm,
+    Upsample,
+)
 from .layers import (
     ACTIVATIONS,
     APPROXIMATIONS,
@@ -55,6 +64,7 @@ from .layers import (
     Unflatten,
 )
 from .module import Module
+from .padded import PADDING_MODES
 from .recurrent import GRU, LSTM, NONLINEARITIES, RNN
 from .shown import own_parameters
 from .transformer import PositionalEncoding, TransformerDecoderLayer, TransformerEncoderLayer
@@ -99,6 +109,10 @@ def _activation(described: Described, key: str) -> str:
     return described.text(key, tuple(ACTIVATIONS))
 
 
+def _padding_mode(described: Described, key: str) -> str:
+    return described.text(key, PADDING_MODES)
+
+
 def _conv(extent: Callable[[Described, str], Any], **padding: Callable[[Described, str], Any]) -> dict[str, Any]:
     """The arguments of a convolution: kernel, stride and dilation are read as `extent`."""
     return {
@@ -109,6 +123,7 @@ def _conv(extent: Callable[[Described, str], Any], **padding: Callable[[Describe
 
 _number, _flag = Described.number, Described.flag
 _PAIRS = ("kernel", "stride", "padding", "output_padding", "dilation", "size", "output_size")
+_OF_ROWS = (Conv1d, ConvTranspose1d, AdaptiveAvgPool1d, AdaptiveMaxPool1d)
 _POOL = {"kernel": _pair(1), "stride": _pair(1), "padding": _pair(0)}
 
 _RECURRENT: dict[str, Callable[[Described, str], Any]] = {
@@ -123,8 +138,8 @@ _TRANSFORMER: dict[str, Callable[[Described, str], Any]] = {
 # Layer -> its arguments, in the constructor's order, with the reader of each from a description
 _LAYERS: dict[type[Module], dict[str, Callable[[Described, str], Any]]] = {
     Linear: {"n_in": _size, "n_out": _size, "activation": _activation, "bias": _flag},
-    Conv2d: _conv(_pair(1), padding=_padding(of_images=True)),
-    Conv1d: _conv(_size, padding=_padding(of_images=False)),
+    Conv2d: _conv(_pair(1), padding=_padding(of_images=True)) | {"padding_mode": _padding_mode},
+    Conv1d: _conv(_size, padding=_padding(of_images=False)) | {"padding_mode": _padding_mode},
     ConvTranspose2d: _conv(_pair(1), padding=_pair(0), output_padding=_pair(0)),
     ConvTranspose1d: _conv(_size, padding=_count, output_padding=_count),
     MaxPool2d: _POOL,
@@ -134,6 +149,8 @@ _LAYERS: dict[type[Module], dict[str, Callable[[Described, str], Any]]] = {
     RMSNorm: {"features": _size, "eps": _number},
     GroupNorm: {"groups": _size, "channels": _size, "eps": _number, "affine": _flag},
     InstanceNorm: {"channels": _size, "eps": _number, "affine": _flag},
+    AdaptiveAvgPool1d: {"output_size": _size},
+    AdaptiveMaxPool1d: {"output_size": _size},
     AdaptiveAvgPool2d: {"output_size": _pair(1)},
     AdaptiveMaxPool2d: {"output_size": _pair(1)},
     Upsample: {
@@ -162,7 +179,7 @@ _LAYERS: dict[type[Module], dict[str, Callable[[Described, str], Any]]] = {
         "window": _size, "softcap": _number,
     },
     RNN: _RECURRENT | {"nonlinearity": lambda s, k: s.text(k, tuple(NONLINEARITIES))},
-    LSTM: _RECURRENT,
+    LSTM: _RECURRENT | {"proj_size": _size},
     GRU: _RECURRENT,
     TransformerEncoderLayer: _TRANSFORMER,
     TransformerDecoderLayer: _TRANSFORMER,
@@ -243,7 +260,7 @@ def _arguments(module: Module, what: str) -> dict[str, Any]:
     for name, value in module.arguments().items():
         if value is None:
             continue
-        if name in _PAIRS and not isinstance(module, (Conv1d, ConvTranspose1d)) and value != "same":
+        if name in _PAIRS and not isinstance(module, _OF_ROWS) and value != "same":
             numbers = [value, value] if isinstance(value, Integral) else list(value)
             if not all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers):
                 raise GraphError(f"{what}: {name} is {one_line(value)}; need whole numbers")

@@ -120,6 +120,45 @@ class AdaptiveMaxPool2d(_AdaptivePool2d):
         return ops.adaptive_max_pool2d(x, self.output_size)
 
 
+class _AdaptivePool1d(Module):
+    """A pool of sequences whose windows follow from the output's length: the pool of images of one row."""
+
+    pool = staticmethod(ops.adaptive_avg_pool2d)
+
+    def __init__(self, output_size: int) -> None:
+        super().__init__()
+        need_positive(type(self).__name__, output_size=output_size)
+        self.output_size = int(output_size)
+
+    def arguments(self) -> dict[str, Any]:
+        return {"output_size": self.output_size}
+
+    def forward(self, x: Value) -> Value:
+        if x.ndim != 3:
+            raise ShapeError(f"{type(self).__name__}: got {describe(x)}; need [N, C, L]")
+        n, channels, length = x.shape
+        y = self.pool(ops.reshape(x, (n, channels, 1, length)), (1, self.output_size))
+        return ops.reshape(y, (n, channels, self.output_size))
+
+
+class AdaptiveAvgPool1d(_AdaptivePool1d):
+    """Means of regions of sequences: [N, C, L] -> [N, C, output_size].
+
+    output_size: a whole number; 1 is the mean of each channel, [N, C, 1]. Region i covers positions
+    floor(i L / output_size) to ceil((i + 1) L / output_size) - 1. ShapeError for other sizes.
+    """
+
+
+class AdaptiveMaxPool1d(_AdaptivePool1d):
+    """The largest element of each region of sequences: [N, C, L] -> [N, C, output_size].
+
+    output_size: a whole number. Regions as of AdaptiveAvgPool1d. Which of equal elements gets the gradient:
+    gl.ops.adaptive_max_pool2d. ShapeError for other sizes.
+    """
+
+    pool = staticmethod(ops.adaptive_max_pool2d)
+
+
 class Upsample(Module):
     """Images in another size, larger or smaller: [N, C, H, W] -> [N, C, OH, OW].
 

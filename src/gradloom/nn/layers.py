@@ -17,6 +17,7 @@ from ..base.habits import value_hint
 from ..graph.value import Value, describe
 from .initial import filled, normal, uniform
 from .module import Module
+from .padded import checked_mode, padded
 
 ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
     "relu": ops.relu,
@@ -119,8 +120,9 @@ class Conv2d(Module):
     """Cross-correlation over [N, channels_in, H, W] -> [N, channels_out, OH, OW]: weight [channels_out, channels_in /
     groups, kh, kw], bias [channels_out].
 
-    padding: a number, a pair or "same". groups: divide both channels, 1 by default; channels of one group see those of
-    the same one only (channels_in groups: depthwise). ShapeError where they do not divide.
+    padding: a number, a pair or "same". padding_mode: values of the padding: "zeros", or "reflect", "replicate" or
+    "circular" of gl.ops.pad. groups: divide both channels, 1 by default; channels of one group see those of the same
+    one only (channels_in groups: depthwise). ShapeError where they do not divide, SettingError for another mode.
 
     Initialisation as in PyTorch: U(-b, b) with b = 1/sqrt(channels_in / groups * kh * kw).
     """
@@ -136,9 +138,11 @@ class Conv2d(Module):
         activation: str | None = None,
         bias: bool = True,
         groups: int = 1,
+        padding_mode: str = "zeros",
     ) -> None:
         super().__init__()
         need_groups("Conv2d", channels_in, channels_out, groups)
+        self.padding_mode = checked_mode("Conv2d", padding_mode)
         self.kernel, self.stride, self.padding, self.dilation = pair(kernel), stride, padding, dilation
         self.groups, self.act = groups, activation_function(activation)
         bound = 1 / math.sqrt(channels_in // groups * math.prod(self.kernel))
@@ -152,11 +156,16 @@ class Conv2d(Module):
             "kernel": short_pair(self.weight.shape[2:]), "stride": short_pair(self.stride),
             "padding": short_pair(self.padding), "dilation": short_pair(self.dilation),
             "activation": activation_name(self.act), "bias": self.bias is not None, "groups": self.groups,
+            "padding_mode": None if self.padding_mode == "zeros" else self.padding_mode,
         }  # fmt: skip
 
     def forward(self, x: Value) -> Value:
-        how = (self.stride, self.padding, self.dilation, self.groups)
-        return self.act(ops.conv2d(x, self.weight, self.bias, *how))
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            sides = padding if isinstance(padding, str) else pair(padding)
+            how = (pair(self.stride), sides, pair(self.dilation), self.padding_mode)
+            x, padding = padded("Conv2d", x, self.kernel, *how), 0
+        return self.act(ops.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups))
 
 
 class _Pool2d(Module):

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from .. import ops
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, as_whole
 from ..base.dtypes import f32, i32
 from ..base.errors import DTypeError, SettingError, ShapeError
 from ..graph.leaves import as_value
@@ -36,6 +36,20 @@ class _Recurrent(Module):
         bidirectional: bool = False,
     ) -> None:
         super().__init__()
+        self._declare(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+
+    def _declare(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        proj_size: int = 0,
+    ) -> None:
+        """Set the settings and declare the parameters. proj_size: the extent of h where it is not hidden_size."""
         place = type(self).__name__
         need_positive(place, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
@@ -45,16 +59,19 @@ class _Recurrent(Module):
         self.dropout = Dropout(dropout)
         if dropout and num_layers == 1:
             raise SettingError(f"{place}: dropout={dropout} is between layers; requires num_layers of at least 2")
+        self.h_size = proj_size or hidden_size
         begin, rows = uniform(1 / math.sqrt(hidden_size)), self.gates * hidden_size
         for layer in range(num_layers):
-            width = input_size if layer == 0 else hidden_size * len(self.suffixes)
+            width = input_size if layer == 0 else self.h_size * len(self.suffixes)
             for suffix in self.suffixes:
                 at = f"l{layer}{suffix}"
                 setattr(self, f"weight_ih_{at}", self.parameter((rows, width), begin))
-                setattr(self, f"weight_hh_{at}", self.parameter((rows, hidden_size), begin))
+                setattr(self, f"weight_hh_{at}", self.parameter((rows, self.h_size), begin))
                 if self.has_bias:
                     setattr(self, f"bias_ih_{at}", self.parameter((rows,), begin))
                     setattr(self, f"bias_hh_{at}", self.parameter((rows,), begin))
+                if proj_size:
+                    setattr(self, f"weight_hr_{at}", self.parameter((proj_size, hidden_size), begin))
 
     def arguments(self) -> dict[str, Any]:
         return {
@@ -71,12 +88,13 @@ class _Recurrent(Module):
         """(outputs, state) of a sequence x [T, N, input_size], or [N, T, input_size] with batch_first=True.
 
         state    of all layers before the first step, [num_layers * directions, N, hidden_size]; of an LSTM a pair
-                 (h, c) of such; zeros when not given
+                 (h, c) of such, with proj_size in place of hidden_size in h; zeros when not given
         lengths  i32 or f32 [N]: row n has lengths[n] steps, at most T. Outputs after its last step are 0, the state is
                  that of its last step, and the other direction begins there: PyTorch's packed sequences
 
-        Outputs of the last layer are [T, N, directions * hidden_size], or [N, T, ...]; the second direction is the
-        second half. Raises ShapeError for other shapes, DTypeError for lengths of another dtype.
+        Outputs of the last layer are [T, N, directions * hidden_size], or [N, T, ...], with proj_size in place of
+        hidden_size where there is one. The second direction is the second half. Raises ShapeError for other shapes,
+        DTypeError for lengths of another dtype.
         """
         place = type(self).__name__
         if x.ndim != 3 or x.shape[2] != self.input_size or not x.size:
@@ -103,20 +121,24 @@ class _Recurrent(Module):
     def _given_state(self, state: Any, n: int) -> list[State]:
         """The first state of each layer and direction, h and c [N, H]."""
         count = self.num_layers * len(self.suffixes)
+        widths = (self.h_size, self.hidden_size)[: self.states]
         if state is None:
-            zero = ops.broadcast_to(0.0, (n, self.hidden_size))
-            return [(zero,) * self.states] * count
-        place, shape = type(self).__name__, (count, n, self.hidden_size)
+            return [tuple(ops.broadcast_to(0.0, (n, width)) for width in widths)] * count
+        place, shapes = type(self).__name__, [(count, n, width) for width in widths]
         parts = tuple(state) if isinstance(state, (tuple, list)) else (state,)
         arrays = [as_value(part) for part in parts]
-        if len(arrays) != self.states or any(array.shape != shape for array in arrays):
-            need = f"a pair (h, c) of shape {list(shape)} each" if self.states > 1 else f"shape {list(shape)}"
+        if [array.shape for array in arrays] != shapes:
+            each = [str(list(shape)) for shape in shapes]
+            need = f"shape {each[0]}"
+            if self.states > 1:
+                need = f"a pair (h, c) of shape {f'{each[0]} each' if each[0] == each[1] else ' and '.join(each)}"
             raise ShapeError(f"{place}: state is {', '.join(map(describe, arrays))}; need {need}")
         return [tuple(array[i] for array in arrays) for i in range(count)]
 
     def _run(self, x: Value, at: str, state: State, seen: list[Value] | None) -> tuple[Value, State]:
         """One layer in one direction over x [N, T, ...]: outputs [N, T, H], in the order of x, and the last state."""
         weight, bias = getattr(self, f"weight_hh_{at}"), getattr(self, f"bias_hh_{at}", None)
+        projection = getattr(self, f"weight_hr_{at}", None)
         products = ops.matmul(x, getattr(self, f"weight_ih_{at}"), transpose_y=True)
         if self.has_bias:
             products = products + getattr(self, f"bias_ih_{at}")
@@ -125,6 +147,8 @@ class _Recurrent(Module):
         for t in reversed(steps) if at.endswith("_reverse") else steps:
             h = ops.matmul(state[0], weight, transpose_y=True)
             new = self.step(products[:, t], h if bias is None else h + bias, state)
+            if projection is not None:
+                new = (ops.matmul(new[0], projection, transpose_y=True), *new[1:])
             outputs[t] = new[0] if seen is None else ops.where(seen[t], new[0], 0.0)
             state = new if seen is None else tuple(ops.where(seen[t], a, b) for a, b in zip(new, state, strict=True))
         return ops.stack([outputs[t] for t in steps], 1), state
@@ -189,9 +213,33 @@ class LSTM(_Recurrent):
 
     Arguments, parameters and initialisation as of RNN, without nonlinearity; weights and biases have 4 * hidden_size
     rows. A state is a pair (h, c), each [num_layers * directions, N, hidden_size].
+
+    proj_size   the extent of h where it is above 0 and below hidden_size: h is then weight_hr @ (sigmoid(o) * tanh(c)),
+                weight_hr_lk [proj_size, hidden_size] (Sak et al. 2014, arXiv 1402.1128); 0 by default: none
     """
 
     gates, states = 4, 2
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+    ) -> None:
+        Module.__init__(self)
+        self.proj_size = as_whole("proj_size", proj_size, 0, "LSTM")
+        if self.proj_size and self.proj_size >= hidden_size:
+            raise SettingError(f"LSTM: proj_size={proj_size}; must be below hidden_size={hidden_size}")
+        how = (num_layers, bias, batch_first, dropout, bidirectional, self.proj_size)
+        self._declare(input_size, hidden_size, *how)
+
+    def arguments(self) -> dict[str, Any]:
+        return super().arguments() | {"proj_size": self.proj_size or None}
 
     def step(self, x: Value, h: Value, state: State) -> State:
         i, f, g, o = ops.split(x + h, 4, 1)

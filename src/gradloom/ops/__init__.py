@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.habits import hint_ops, hinted, missing_name
 from ..graph.value import Value
-from .activations import hardsigmoid, hardswish, mish, prelu
+from .activations import hardsigmoid, hardswish, logsigmoid, mish, prelu, softplus
 from .attention import attention, attention_back
 from .comparisons import (
     greater_equal,
@@ -24,6 +24,8 @@ from .conv import conv1d, conv2d, conv2d_back_input, conv2d_back_weight
 from .conv_pool import conv2d_max_pool, conv2d_pool_back_input, conv2d_pool_back_weight
 from .conv_transpose import conv_transpose1d, conv_transpose2d
 from .distillation import distilled, linear_distillation, linear_distilled
+from .einsum import einsum
+from .elementary import ceil, erf, exp2, floor, log1p, log2, reciprocal, remainder, round, rsqrt, tan, trunc
 from .elementwise import (
     abs,
     add,
@@ -62,7 +64,6 @@ from .elementwise import (
     silu,
     silu_back,
     sin,
-    softplus,
     sqr,
     sqrt,
     step,
@@ -82,7 +83,6 @@ from .layout import (
     detach,
     expand_dims,
     flatten,
-    pad,
     permute,
     repeat,
     reshape,
@@ -116,18 +116,23 @@ from .norm import (
     rms_norm_back,
 )
 from .operators import pow
+from .padding import pad
+from .patches import fold, unfold
 from .pool import avg_pool2d, avg_pool2d_back, max_pool2d, max_pool2d_back
 from .random import dropout
 from .reduce import argmax, max, mean, min, sum
 from .resize import adaptive_avg_pool2d, adaptive_max_pool2d, interpolate
+from .rolled import flip, roll
 from .rope import rope, rope_frequencies, rope_scale
 from .show import show
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
 from .statistics import argmin, logsumexp, std, var
+from .triangles import diag, outer, tril, triu
 from .update import accumulate, assign, average, grad_norm, guard, set_rows, zero
 from .update_8bit import adamw_8bit, lion_8bit
 from .update_rules import adamw, lion, rmsprop, sgd, sgd_nesterov
 from .user_op import user_op
+from .vector_norm import l2_norm, norm
 
 __all__ = [
     "abs",
@@ -150,6 +155,7 @@ __all__ = [
     "batch_norm_eval",
     "broadcast_to",
     "cast",
+    "ceil",
     "clamp",
     "clamp_back",
     "concat",
@@ -171,17 +177,24 @@ __all__ = [
     "cross_entropy_pair",
     "cross_entropy_sum",
     "detach",
+    "diag",
     "distilled",
     "div",
     "dropout",
+    "einsum",
     "elu",
     "elu_back",
     "embedding",
     "equal",
+    "erf",
     "exp",
+    "exp2",
     "expand_dims",
     "expm1",
     "flatten",
+    "flip",
+    "floor",
+    "fold",
     "full_like",
     "geglu",
     "geglu_back",
@@ -203,6 +216,7 @@ __all__ = [
     "isfinite",
     "isinf",
     "isnan",
+    "l2_norm",
     "layer_norm",
     "layer_norm_back",
     "leaky_relu",
@@ -217,12 +231,15 @@ __all__ = [
     "lion",
     "lion_8bit",
     "log",
+    "log1p",
+    "log2",
     "log_softmax",
     "log_softmax_back",
     "logical_and",
     "logical_not",
     "logical_or",
     "logical_xor",
+    "logsigmoid",
     "logsumexp",
     "loss_pair",
     "mask",
@@ -242,22 +259,29 @@ __all__ = [
     "mse_pair",
     "mul",
     "neg",
+    "norm",
     "not_equal",
+    "outer",
     "pad",
     "permute",
     "pow",
     "prelu",
+    "reciprocal",
     "relu",
     "relu_back",
+    "remainder",
     "repeat",
     "reshape",
     "rms_norm",
     "rms_norm_back",
     "rmsprop",
+    "roll",
     "rope",
     "rope_frequencies",
     "rope_scale",
+    "round",
     "round_bf16",
+    "rsqrt",
     "scale",
     "scatter_rows",
     "set_rows",
@@ -287,9 +311,14 @@ __all__ = [
     "swiglu",
     "swiglu_back",
     "take_batch",
+    "tan",
     "tanh",
     "tanh_back",
     "transpose",
+    "tril",
+    "triu",
+    "trunc",
+    "unfold",
     "user_op",
     "var",
     "where",
@@ -298,11 +327,12 @@ __all__ = [
 
 # Public functions: an error names our keyword for one of another library. The ops themselves call the plain functions.
 for _function in (
-    sum, mean, max, min, argmax, softmax, log_softmax, transpose, flatten, squeeze, expand_dims, repeat,
+    sum, mean, max, min, argmax, softmax, log_softmax, permute, transpose, flatten, squeeze, expand_dims, repeat,
     concat, stack, split, pad, conv2d, max_pool2d, avg_pool2d, dropout, layer_norm, rms_norm, batch_norm,
     group_norm, cross_entropy, mse, glu, adaptive_avg_pool2d,
     adaptive_max_pool2d, interpolate, conv1d, conv_transpose1d, conv_transpose2d,
     argmin, logsumexp, var, std, cross,
+    softplus, einsum, roll, flip, tril, triu, diag, outer, norm, l2_norm, unfold, fold,
 ):  # fmt: skip
     globals()[_function.__name__] = hinted(_function)
     globals()[_function.__name__].__module__ = __name__  # where pickle finds it
@@ -310,7 +340,6 @@ for _function in (
 hint_ops(Value, __all__)
 
 if not TYPE_CHECKING:
-    del globals()["norm"]  # the submodule: gl.ops.norm is reported like other missing names
 
     def __getattr__(name: str) -> Any:
         raise missing_name(__name__, name)

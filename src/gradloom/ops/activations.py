@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from ..base.errors import SettingError
 from ..graph.leaves import as_value
+from ..graph.scope import user_location
 from ..graph.value import Value
-from .elementwise import clamp, greater, mul, scale, softplus, tanh, where
+from .elementwise import clamp, greater, mul, neg, scale, tanh, where
+from .elementwise import softplus as softplus_op
 from .layout import reshape, shape_error
+
+
+def softplus(x: Any, beta: float = 1.0) -> Value:
+    """log(1 + e^(beta x)) / beta, of any shape. Raises SettingError unless beta is a number above 0."""
+    if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 < beta < math.inf:
+        raise SettingError(setting="beta", seen=beta, need="a number above 0", place=f"softplus at {user_location()}")
+    if beta == 1:
+        return softplus_op(x)
+    return scale(softplus_op(scale(x, factor=beta)), factor=1 / beta)
 
 
 def mish(x: Any) -> Value:
     """x * tanh(softplus(x)), of any shape (Misra 2019, arXiv 1908.08681)."""
     x = as_value(x)
-    return mul(x, tanh(softplus(x)))
+    return mul(x, tanh(softplus_op(x)))
+
+
+def logsigmoid(x: Any) -> Value:
+    """Logarithm of sigmoid(x), of any shape: -softplus(-x), exact for large |x|."""
+    return neg(softplus_op(neg(as_value(x))))
 
 
 def hardsigmoid(x: Any) -> Value:

@@ -13,7 +13,7 @@ from ..base.arguments import what_is
 from ..base.dtypes import DType, Shaped, bf16, dtype, f32
 from ..base.errors import DTypeError
 from ..graph.declaration import BadSample, Reject, Sample, Spec, called_with
-from ..graph.leaves import stored_value
+from ..graph.leaves import as_value, stored_value
 from ..graph.opspec import REGISTRY
 from ..graph.scope import user_location
 from ..graph.stored import Stored, dequantised
@@ -34,6 +34,27 @@ def need_plain(name: str, **arguments: Any) -> None:
         if isinstance(given, (Value, str)):
             seen = f"{argument} is {f'a value, {describe(given)}' if isinstance(given, Value) else repr(given)}"
             raise DTypeError(f"{name}: {seen}; need a number of Python; at {user_location()}")
+
+
+def whole(name: str, argument: str, given: Any) -> int:
+    """The argument of an op's function as an int; DTypeError unless it is a whole number."""
+    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)):
+        raise DTypeError(f"{name}: {argument} is {what_is(given)}; need a whole number; at {user_location()}")
+    return int(given)
+
+
+def f32_values(name: str, *operands: Any, promote: bool = True) -> list[Value]:
+    """The operands of a composition as f32 values; DTypeError for other dtypes.
+
+    promote: whole numbers are converted, as by ops that compute; functions that only move elements take none.
+    """
+    values = [as_value(x) for x in operands]
+    for value in values:
+        whole_numbers = not value.dtype.is_float and not value.dtype.is_quantised
+        if value.dtype is not f32 and not (promote and whole_numbers):
+            seen = f"dtype {value.dtype.name} is not taken: {', '.join(map(describe, values))}"
+            raise DTypeError(f"{name}: {seen}; need f32; at {user_location()}")
+    return [v if v.dtype is f32 else REGISTRY["cast"](v, dtype=f32) for v in values]
 
 
 def need_rounded(first: Spec, *others: Spec) -> None:

@@ -18,7 +18,8 @@ from ..graph.value import Shape, Value, describe
 from .common import Sample, Spec, bad, draw, need, need_rounded, zeros_like
 from .elementwise import add, cast, mul, relu_back
 from .indexing import slice as slice_of
-from .layout import broadcast_to, concat, pad, product, reshape, shape_error, split
+from .layout import broadcast_to, concat, product, reshape, shape_error, split
+from .padding import pad
 from .windows import Pair, inside, need_images, need_pairs, out_extent, out_extents, padded, pair_of, window
 
 

@@ -42,7 +42,7 @@ _RHO = 1 / math.sqrt(2 * math.pi)  # the normal density at 0
 EDGES = (0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, 3e38, -3e38, INF, -INF, NAN)
 
 
-def _unary(name: str, doc: str, **fields: Any) -> OpSpec:
+def unary_op(name: str, doc: str, **fields: Any) -> OpSpec:
     """Declare y = f(x)."""
     common: dict[str, Any] = {"shape": same_as("x"), "dtypes": "f32", "elementwise": True, "may_overwrite": "x"}
     return op(name, inputs="x", doc=doc, **(common | fields))
@@ -60,7 +60,7 @@ def _slope(name: str, inputs: str, doc: str, **fields: Any) -> OpSpec:
     )  # fmt: skip
 
 
-def _binary(name: str, doc: str, **fields: Any) -> OpSpec:
+def binary_op(name: str, doc: str, **fields: Any) -> OpSpec:
     """Declare z = f(x, y), which broadcast together."""
     common: dict[str, Any] = {
         "shape": broadcast_of("x", "y"),
@@ -107,89 +107,89 @@ def np_gelu_tanh(x: np.ndarray) -> np.ndarray:
 
 # ---- one input -------------------------------------------------------------------------------------------
 
-neg: OpSpec = _unary(
+neg: OpSpec = unary_op(
     "neg", "y = -x", vjp=lambda g: [neg(g)], reference=lambda x: -x, exact=True, samples=unary(special=EDGES),
 )  # fmt: skip
-abs: OpSpec = _unary(
+abs: OpSpec = unary_op(
     "abs", "y = |x|", vjp=lambda g, x: [mul(g, sgn(x))], reference=lambda x: np.abs(x), exact=True,
     samples=unary(avoid=(0,), special=EDGES),
 )  # fmt: skip
-sgn: OpSpec = _unary(
+sgn: OpSpec = unary_op(
     "sgn", "y = -1, 0 or 1: the sign of x; its slope is 0", vjp=lambda: [None],
     no_gradient_to={"x": "its slope is 0"}, reference=lambda x: np.sign(x), exact=True,
     samples=unary(avoid=(0,), special=EDGES),
 )  # fmt: skip
-step: OpSpec = _unary(
+step: OpSpec = unary_op(
     "step", "y = 1 where x > 0, else 0; its slope is 0", vjp=lambda: [None], no_gradient_to={"x": "its slope is 0"},
     reference=lambda x: (x > 0).astype(x.dtype), exact=True, samples=unary(avoid=(0,), special=EDGES[:-1]),
 )  # fmt: skip
-sqr: OpSpec = _unary(
+sqr: OpSpec = unary_op(
     "sqr", "y = x * x", vjp=lambda g, x: [mul(g, scale(x, factor=2.0))], reference=lambda x: x * x, exact=True,
     samples=unary(special=(0.0, -0.0, 1e19, -1e19, INF, -INF, NAN)),
 )  # fmt: skip
-sqrt: OpSpec = _unary(
+sqrt: OpSpec = unary_op(
     "sqrt", "y = square root of x", vjp=lambda g, y: [div(g, scale(y, factor=2.0))], reference=lambda x: np.sqrt(x),
     exact=True, samples=unary(0.05, 4.0, special=(0.0, -0.0, 1e-30, 3e38, INF, -1.0, NAN)),
 )  # fmt: skip
-exp: OpSpec = _unary(
+exp: OpSpec = unary_op(
     "exp", "y = e^x", vjp=lambda g, y: [mul(g, y)], reference=lambda x: np.exp(x),
     samples=unary(-5, 5, special=(0.0, -0.0, 1e-40, 88.0, -87.0, 100.0, -110.0, INF, -INF, NAN)),
 )  # fmt: skip
-expm1: OpSpec = _unary(
+expm1: OpSpec = unary_op(
     "expm1", "y = e^x - 1, exact near 0", vjp=lambda g, y: [mul(g, scale(y, factor=1.0, bias=1.0))],
     reference=lambda x: np.expm1(x),
     samples=unary(-5, 5, special=(0.0, 1e-6, -1e-6, 1e-3, 88.0, -87.0, 100.0, -110.0, INF, -INF, NAN)),
 )  # fmt: skip
-log: OpSpec = _unary(
+log: OpSpec = unary_op(
     "log", "y = natural logarithm of x", vjp=lambda g, x: [div(g, x)], reference=lambda x: np.log(x),
     samples=unary(0.05, 4.0, special=(0.0, 1.0, 1e-30, 3e38, INF, -1.0, NAN)),
 )  # fmt: skip
-sin: OpSpec = _unary(
+sin: OpSpec = unary_op(
     "sin", "y = sine of x", vjp=lambda g, x: [mul(g, cos(x))], reference=lambda x: np.sin(x),
     samples=unary(-10, 10, special=(0.0, 1e-6, 1.5707964, 3.1415927, 100.5, -1000.25, INF, NAN)),
 )  # fmt: skip
-cos: OpSpec = _unary(
+cos: OpSpec = unary_op(
     "cos", "y = cosine of x", vjp=lambda g, x: [neg(mul(g, sin(x)))], reference=lambda x: np.cos(x),
     samples=unary(-10, 10, special=(0.0, 1e-6, 1.5707964, 3.1415927, 100.5, -1000.25, INF, NAN)),
 )  # fmt: skip
-relu: OpSpec = _unary(
+relu: OpSpec = unary_op(
     "relu", "y = max(x, 0)", vjp=lambda g, y: [relu_back(g, y)], reference=lambda x: np.maximum(x, x.dtype.type(0)),
     exact=True, samples=unary(avoid=(0,), special=EDGES),
 )  # fmt: skip
-leaky_relu: OpSpec = _unary(
+leaky_relu: OpSpec = unary_op(
     "leaky_relu", "y = x where x > 0, else slope * x", attrs="slope:float=0.01",
     vjp=lambda g, x, slope: [leaky_relu_back(g, x, slope=slope)],
     reference=lambda x, slope: np.where(x > 0, x, slope * x), exact=True,
     samples=unary(avoid=(0,), special=EDGES, slope=0.1),
 )  # fmt: skip
-elu: OpSpec = _unary(
+elu: OpSpec = unary_op(
     "elu", "y = x where x > 0, else alpha * (e^x - 1)", attrs="alpha:float=1",
     vjp=lambda g, x, alpha: [elu_back(g, x, alpha=alpha)],
     reference=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
     samples=unary(-4, 4, avoid=(0,), special=EDGES, alpha=1.5),
 )  # fmt: skip
-sigmoid: OpSpec = _unary(
+sigmoid: OpSpec = unary_op(
     "sigmoid", "y = 1 / (1 + e^-x)", vjp=lambda g, y: [sigmoid_back(g, y)], reference=np_sigmoid,
     samples=unary(-6, 6, special=(0.0, 20.0, -20.0, 80.0, -80.0, 200.0, -200.0, INF, -INF, NAN)),
 )  # fmt: skip
-tanh: OpSpec = _unary(
+tanh: OpSpec = unary_op(
     "tanh", "y = hyperbolic tangent of x", vjp=lambda g, y: [tanh_back(g, y)], reference=lambda x: np.tanh(x),
     samples=unary(-4, 4, special=(0.0, 1e-6, -1e-3, 20.0, -20.0, 200.0, INF, -INF, NAN)),
 )  # fmt: skip
-gelu: OpSpec = _unary(
+gelu: OpSpec = unary_op(
     "gelu", "y = x * P(normal < x), by erf", vjp=lambda g, x: [gelu_back(g, x)],
     reference=lambda x: 0.5 * x * (1 + np_erf(x / math.sqrt(2))),
     samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, 1e30, NAN)),
 )  # fmt: skip
-gelu_tanh: OpSpec = _unary(
+gelu_tanh: OpSpec = unary_op(
     "gelu_tanh", "y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))", vjp=lambda g, x: [gelu_tanh_back(g, x)],
     reference=np_gelu_tanh, samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, 1e30, -1e30, NAN)),
 )  # fmt: skip
-silu: OpSpec = _unary(
+silu: OpSpec = unary_op(
     "silu", "y = x * sigmoid(x)", vjp=lambda g, x: [silu_back(g, x)], reference=lambda x: x * np_sigmoid(x),
     samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 100.0, -100.0, 1e30, NAN)),
 )  # fmt: skip
-softplus: OpSpec = _unary(
+softplus: OpSpec = unary_op(
     "softplus", "y = log(1 + e^x)", vjp=lambda g, x: [mul(g, sigmoid(x))],
     reference=lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
     samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 80.0, -80.0, 1e30, INF, NAN)),
@@ -201,14 +201,14 @@ def _clamp_shape(x: Spec, min: float, max: float) -> Spec:
     return Spec(x.shape)
 
 
-clamp: OpSpec = _unary(
+clamp: OpSpec = unary_op(
     "clamp", "y = x held between min and max", attrs="min:float=-inf max:float=inf", shape=_clamp_shape,
     vjp=lambda g, x, min, max: [clamp_back(g, x, min=min, max=max)],
     reference=lambda x, min, max: np.minimum(np.maximum(x, x.dtype.type(min)), x.dtype.type(max)), exact=True,
     samples=unary(avoid=(-1, 0.5), special=EDGES, min=-1.0, max=0.5),
     bad_samples=[bad("clamp: min 2.0 lies above max 1.0: x f32[3]; need min <= max", (3,), min=2.0, max=1.0)],
 )  # fmt: skip
-scale: OpSpec = _unary(
+scale: OpSpec = unary_op(
     "scale", "y = x * factor + bias", attrs="factor:float bias:float=0",
     vjp=lambda g, factor: [scale(g, factor=factor)], reference=lambda x, factor, bias: x * factor + bias,
     samples=lambda rng: [*unary(factor=-1.75, bias=0.5)(rng), *unary(factor=3.0)(rng)[:3]],
@@ -297,27 +297,27 @@ def _silu_back(g: Value, x: Value) -> Value:
 
 # ---- two inputs, broadcasting ----------------------------------------------------------------------------
 
-add: OpSpec = _binary(
+add: OpSpec = binary_op(
     "add", "z = x + y", vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(g, y)], reference=lambda x, y: x + y,
     exact=True, samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (1.0, -1.0))),
 )  # fmt: skip
-sub: OpSpec = _binary(
+sub: OpSpec = binary_op(
     "sub", "z = x - y", vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(neg(g), y)], reference=lambda x, y: x - y,
     exact=True, samples=pairs(special=((INF, 1.0), (3e38, -3e38), (NAN, 1.0), (1.0, 1.0))),
 )  # fmt: skip
-mul: OpSpec = _binary(
+mul: OpSpec = binary_op(
     "mul", "z = x * y", vjp=lambda g, x, y: [unbroadcast(mul(g, y), x), unbroadcast(mul(g, x), y)],
     reference=lambda x, y: x * y, exact=True,
     samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (0.0, INF))),
 )  # fmt: skip
-div: OpSpec = _binary(
+div: OpSpec = binary_op(
     "div", "z = x / y", vjp=lambda g, x, y, z: [unbroadcast(div(g, y), x), unbroadcast(neg(div(mul(g, z), y)), y)],
     reference=lambda x, y: x / y, exact=True,
     samples=pairs(
         -4, 4, avoid=(0,), margin=0.3, first=(-2, 2), special=((1.0, 0.0), (0.0, 0.0), (1.0, INF), (1e-30, 1e30)),
     ),
 )  # fmt: skip
-power: OpSpec = _binary(
+power: OpSpec = binary_op(
     "pow", "z = x ^ y",
     vjp=lambda g, x, y, z: [
         unbroadcast(where(equal(y, 0.0), 0.0, mul(g, mul(y, power(x, sub(y, 1.0))))), x),
@@ -329,13 +329,13 @@ power: OpSpec = _binary(
         special=((0.0, 0.0), (0.0, 2.0), (-2.0, 3.0), (-2.0, 2.0), (-2.0, 0.5), (2.0, 10.0), (0.0, -1.0), (NAN, 0.0)),
     ),
 )  # fmt: skip
-maximum: OpSpec = _binary(
+maximum: OpSpec = binary_op(
     "maximum", "z = the larger of x and y; equal ones share the gradient",
     vjp=lambda g, x, y: [unbroadcast(_share(g, y, x), x), unbroadcast(_share(g, x, y), y)],
     reference=lambda x, y: np.maximum(x, y), exact=True,
     samples=pairs(special=((1.0, 1.0), (INF, 1.0), (NAN, 1.0), (1.0, NAN), (-INF, -3.0))),
 )  # fmt: skip
-minimum: OpSpec = _binary(
+minimum: OpSpec = binary_op(
     "minimum", "z = the smaller of x and y; equal ones share the gradient",
     vjp=lambda g, x, y: [unbroadcast(_share(g, x, y), x), unbroadcast(_share(g, y, x), y)],
     reference=lambda x, y: np.minimum(x, y), exact=True,

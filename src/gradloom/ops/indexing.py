@@ -25,6 +25,15 @@ def slice(x: Any, starts: Sequence[int], stops: Sequence[int], steps: Sequence[i
     return getitem(x, tuple(builtins.slice(a, b, s) for a, b, s in zip(starts, stops, steps, strict=True)))
 
 
+def part(x: Value, axis: int, start: int, stop: int) -> Value:
+    """Elements from start up to stop along one axis; x itself where these are all."""
+    if start == 0 and stop == x.shape[axis]:
+        return x
+    starts, stops = [0] * x.ndim, list(x.shape)
+    starts[axis], stops[axis] = start, stop
+    return slice_op(x, starts=starts, stops=stops, steps=[1] * x.ndim)
+
+
 def getitem(x: Any, index: Any) -> Value:
     """x[index] for whole numbers, slices with positive steps, None and ...; rows by an id array: get_rows."""
     x = as_value(x)

@@ -127,7 +127,7 @@ def _slice_shape(x: Spec, starts: Shape, stops: Shape, steps: Shape) -> Spec:
 def _slice_back(g: Value, x: Value, starts: Shape, steps: Shape) -> Value:
     """g back in its place, zeros elsewhere; nothing of x is read."""
     after = [n - a - ((k - 1) * s + 1 if k else 0) for n, a, s, k in zip(x.shape, starts, steps, g.shape, strict=True)]
-    return _pad(g, before=starts, after=after, interior=[s - 1 for s in steps])
+    return pad_op(g, before=starts, after=after, interior=[s - 1 for s in steps])
 
 
 slice_op: OpSpec = op(
@@ -307,7 +307,7 @@ def _pad_back(g: Value, x: Value, before: Shape, interior: Shape) -> Value:
     return slice_op(g, starts=[s.start for s in inside], stops=[s.stop for s in inside], steps=[s.step for s in inside])
 
 
-_pad: OpSpec = op(
+pad_op: OpSpec = op(
     "pad", inputs="x", attrs="before:ints after:ints interior:ints value:float=0",
     doc="x with `value` before, after and between its elements along each axis", dtypes="f32", shape=_pad_shape,
     vjp=lambda g, x, before, interior: [_pad_back(g, x, before, interior)], reference=_pad_reference, exact=True,
@@ -457,14 +457,6 @@ def split(x: Any, sizes: int | Sequence[int], axis: int = 0) -> list[Value]:
     if sum(sizes) != extent or min(sizes, default=0) < 0:
         raise shape_error("split", x, f"sizes {list(sizes)} do not add up to axis {at}", f"a sum of {extent}")
     return _pieces(x, sizes, at)
-
-
-def pad(x: Any, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
-    """x with `value` around it; pads: (before, after) per axis."""
-    x = as_value(x)
-    need_plain("pad", pads=pads)
-    sides = [(int(a), int(b)) for a, b in pads]
-    return _pad(x, before=[a for a, _ in sides], after=[b for _, b in sides], interior=[0] * len(sides), value=value)
 
 
 define_operators(reshape=reshape, transpose=transpose, permute=permute, detach=detach)

@@ -14,7 +14,8 @@ from ..graph.value import Shape, Value
 from .common import Sample, Spec, bad, draw, need
 from .elementwise import add, cast, equal, where
 from .indexing import slice as slice_of
-from .layout import pad, product
+from .layout import product
+from .padding import pad
 from .windows import Pair, inside, need_images, out_extent, out_extents, padded, pair_of, window
 
 

@@ -145,12 +145,17 @@ _argmax: OpSpec = op(
 Axes = int | Sequence[int] | None
 
 
+def axes_of(name: str, x: Value, axes: Axes) -> Shape:
+    """Axes of x in order, all of them for None; ShapeError for one that does not exist."""
+    try:
+        return normal_axes(axes, x.ndim)
+    except Reject as reject:
+        raise shape_error(name, x, reject.seen, reject.need) from None
+
+
 def _reduce(reduction: OpSpec, x: Any, axes: Axes, keepdims: bool) -> Value:
     x = as_value(x)
-    try:
-        ordered = normal_axes(axes, x.ndim)
-    except Reject as reject:
-        raise shape_error(reduction.name, x, reject.seen, reject.need) from None
+    ordered = axes_of(reduction.name, x, axes)
     return reduction(x, axes=ordered, keepdims=keepdims) if ordered else x
 
 

@@ -13,7 +13,9 @@ HEAD = """# Ops
 Printed from the registry by `python -m gradloom.ops.table`; a test keeps it so. `b?` is optional; names after `|`
 repeat as groups. *in place*: inputs whose buffer the first output (or the one named) may take. *bf16*: inputs that
 `precision="bf16"` rounds. The functions of `gradloom.ops` are these ops, some with friendlier arguments (negative axes,
-numbers for pairs, weights and biases).
+numbers for pairs, weights and biases), and compositions of them, listed at the end.
+
+Functions with `axis=` or `axes=` take `axis=`, `axes=`, `dim=` and `dims=`, those with `keepdims=` also `keepdim=`.
 """
 
 
@@ -48,8 +50,24 @@ def _in_place(spec: OpSpec) -> str:
     return ", ".join(parts)
 
 
+def _compositions() -> list[str]:
+    """The public functions that are no ops: a row each, with signature and first paragraph."""
+    from .. import ops
+
+    rows = []
+    for name in ops.__all__:
+        function = getattr(ops, name)
+        if name in REGISTRY or isinstance(function, OpSpec):
+            continue
+        empty = inspect.Parameter.empty
+        given = [p.replace(annotation=empty) for p in inspect.signature(function).parameters.values()]
+        about = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split()).replace("|", "\\|")
+        rows.append(f"| {name}{inspect.Signature(given)} | {about} |")
+    return rows
+
+
 def op_table() -> str:
-    """All ops as Markdown, a table per family."""
+    """All ops as Markdown, a table per family, and the functions that are compositions of them."""
     families: dict[str, list[OpSpec]] = {}
     for spec in REGISTRY.values():
         families.setdefault(spec.family, []).append(spec)
@@ -67,6 +85,7 @@ def op_table() -> str:
             cells = (s.name, flow, ", ".join(map(_attr, s.attrs)), what, _gradient(s), _in_place(s), " ".join(s.rounds))
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
+    lines += ["## Functions that are compositions", "", "| function | result |", "|---|---|", *_compositions(), ""]
     return "\n".join(lines)
 
 

@@ -236,6 +236,36 @@ fn normal_cdf_(x: f32) -> f32 {
 }
 fn normal_density_(x: f32) -> f32 { return 3.98942280e-1 * exp_(-0.5 * x * x); }
 
+// |x| modulo |y| with the sign of x, in whole numbers and so exact: of mantissas, 8 bits of the quotient at a time. Then
+// what NumPy's mod does: the sign of y.
+fn remainder_(x: f32, y: f32) -> f32 {
+  let a = bitcast<u32>(x) & 0x7fffffffu;
+  let b = bitcast<u32>(y) & 0x7fffffffu;
+  if (a >= 0x7f800000u || b > 0x7f800000u || b == 0u) { return nan(); }
+  var m = a;
+  if (b < 0x7f800000u && a >= b) {
+    let e = max(b >> 23u, 1u);
+    let size = (b & 0x7fffffu) | select(0u, 0x800000u, b >= 0x800000u);
+    m = ((a & 0x7fffffu) | select(0u, 0x800000u, a >= 0x800000u)) % size;
+    var n = max(a >> 23u, 1u) - e;
+    while (n > 0u) {
+      let step = min(n, 8u);
+      m = (m << step) % size;
+      n -= step;
+    }
+    if (m != 0u) {
+      let up = min(countLeadingZeros(m) - 8u, e - 1u);  // to 24 bits, or a denormal number
+      m = m << up;
+      if (m >= 0x800000u) { m = (m & 0x7fffffu) | ((e - up) << 23u); }
+    }
+  }
+  let sign = bitcast<u32>(y) & 0x80000000u;
+  if (m == 0u) { return bitcast<f32>(sign); }
+  let r = bitcast<f32>(m | (bitcast<u32>(x) & 0x80000000u));
+  if ((bitcast<u32>(x) & 0x80000000u) != sign) { return r + y; }
+  return r;
+}
+
 // x^y. log2 |x| = e + l, so that y e, which may be large, is split into its whole part and the rest without loss.
 fn pow_(x: f32, y: f32) -> f32 {
   if (x == 1.0 || y == 0.0) { return 1.0; }
