@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from .graph.leaves import Parameter, constant, input, named, parameter, setting
     from .graph.scope import device, scope
     from .graph.value import Node, Value
-    from .interchange import export_onnx
+    from .interchange import export_onnx, import_onnx
     from .reports.run_report import report
     from .run.compare import check_gradients, compare
     from .run.compile import compile
@@ -109,6 +109,7 @@ __all__ = [
     "from_dlpack",
     "grad_tape",
     "gradients",
+    "import_onnx",
     "input",
     "llm",
     "load",
@@ -145,7 +146,7 @@ _HOMES = {
     ".graph.leaves": "Parameter constant input named parameter setting",
     ".graph.scope": "device scope",
     ".graph.value": "Node Value",
-    ".interchange": "export_onnx",
+    ".interchange": "export_onnx import_onnx",
     ".reports.run_report": "report",
     ".run.compare": "check_gradients compare",
     ".run.compile": "compile",
