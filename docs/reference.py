@@ -23,7 +23,7 @@ from gradloom.graph.opspec import OpSpec
 SECTIONS = {
     "Training": "fit evaluate predict epoch Trainer EpochResult Result set_loss seed",
     "Saving and reports": "save load report stats",
-    "Other libraries": "from_dlpack export_onnx",
+    "Other libraries": "from_dlpack export_onnx import_onnx",
     "Ops of your own": "op",
     "Graphs": (
         "Graph Value Node input parameter constant setting scope named gradients Gradients compile check_gradients "

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .graph.leaves import Parameter, constant, input, named, parameter, setting
     from .graph.scope import device, scope
     from .graph.value import Node, Value
-    from .interchange import export_onnx
+    from .interchange import export_onnx, import_onnx
     from .ops.user_op import op
     from .reports.run_report import report
     from .run.compare import check_gradients, compare
@@ -112,6 +112,7 @@ __all__ = [
     "from_dlpack",
     "grad_tape",
     "gradients",
+    "import_onnx",
     "input",
     "llm",
     "load",
@@ -149,8 +150,8 @@ _HOMES = {
     ".graph.leaves": "Parameter constant input named parameter setting",
     ".graph.scope": "device scope",
     ".graph.value": "Node Value",
-    ".interchange": "export_onnx",
     ".ops.user_op": "op",
+    ".interchange": "export_onnx import_onnx",
     ".reports.run_report": "report",
     ".run.compare": "check_gradients compare",
     ".run.compile": "compile",

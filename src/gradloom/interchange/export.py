@@ -22,7 +22,8 @@ from .export_tables import write_table_model
 from .graph_writer import Batch, Extent, GraphWriter
 from .trace import Forward, forward_of, write
 
-TRAINED = "gradloom.trained"  # key of the metadata of a file: the names of trainable arrays, as JSON
+# Keys of the metadata of a file: names of parameters and of those that are not trained, as JSON
+TRAINED, BUFFERS = "gradloom.trained", "gradloom.buffers"
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,10 @@ def shape_of(shape: tuple[Extent, ...]) -> list[Any]:
 
 
 def _saved(w: GraphWriter, net: Module, path: Any, names: Mapping[Any, str], why: str) -> Exported:
-    trained = [name for stored, name in names.items() if stored.role == "trained" and name in w.arrays]
-    data = w.model(type(net).__name__, os.fspath(path), {TRAINED: json.dumps(trained)})
+    used = {name: stored.role == "trained" for stored, name in names.items() if name in w.arrays}
+    lists = [[name for name, is_trained in used.items() if is_trained == which] for which in (True, False)]
+    metadata = dict(zip((TRAINED, BUFFERS), map(json.dumps, lists), strict=True))
+    data = w.model(type(net).__name__, os.fspath(path), metadata)
     write_whole(path, data)
     return Exported(os.fspath(path), _facts(w, w.inputs), _facts(w, w.outputs), why)
 
