@@ -71,6 +71,7 @@ from .elementwise import (
     tanh_back,
     where,
 )
+from .gathering import gather, gather_back, one_hot, scatter_add, take
 from .glu import geglu, geglu_back, glu, swiglu, swiglu_back
 from .index import embedding, get_rows, scatter_rows, take_batch
 from .indexing import getitem, slice
@@ -91,7 +92,7 @@ from .layout import (
     stack,
     transpose,
 )
-from .linear_algebra import cross
+from .linear_algebra import cross, solve_triangular
 from .linear_loss import linear_cross_entropy, linear_cross_entropy_pair, linear_cross_entropy_rows
 from .loss import (
     correct,
@@ -121,8 +122,10 @@ from .random import dropout
 from .reduce import argmax, max, mean, min, sum
 from .resize import adaptive_avg_pool2d, adaptive_max_pool2d, interpolate
 from .rope import rope, rope_frequencies, rope_scale
+from .scans import cumprod, cumsum, recurrence
 from .show import show
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
+from .sorting import argsort, sort, top_k
 from .statistics import argmin, logsumexp, std, var
 from .update import accumulate, assign, average, grad_norm, guard, set_rows, zero
 from .update_8bit import adamw_8bit, lion_8bit
@@ -138,6 +141,7 @@ __all__ = [
     "add",
     "argmax",
     "argmin",
+    "argsort",
     "assign",
     "attention",
     "attention_back",
@@ -169,6 +173,8 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_pair",
     "cross_entropy_sum",
+    "cumprod",
+    "cumsum",
     "detach",
     "distilled",
     "div",
@@ -182,6 +188,8 @@ __all__ = [
     "expm1",
     "flatten",
     "full_like",
+    "gather",
+    "gather_back",
     "geglu",
     "geglu_back",
     "gelu",
@@ -242,10 +250,12 @@ __all__ = [
     "mul",
     "neg",
     "not_equal",
+    "one_hot",
     "pad",
     "permute",
     "pow",
     "prelu",
+    "recurrence",
     "relu",
     "relu_back",
     "repeat",
@@ -258,6 +268,7 @@ __all__ = [
     "rope_scale",
     "round_bf16",
     "scale",
+    "scatter_add",
     "scatter_rows",
     "set_rows",
     "sgd",
@@ -273,6 +284,8 @@ __all__ = [
     "softmax",
     "softmax_back",
     "softplus",
+    "solve_triangular",
+    "sort",
     "split",
     "sqr",
     "sqrt",
@@ -285,9 +298,11 @@ __all__ = [
     "sum_pair",
     "swiglu",
     "swiglu_back",
+    "take",
     "take_batch",
     "tanh",
     "tanh_back",
+    "top_k",
     "transpose",
     "var",
     "where",
@@ -300,7 +315,8 @@ for _function in (
     concat, stack, split, pad, conv2d, max_pool2d, avg_pool2d, dropout, layer_norm, rms_norm, batch_norm,
     group_norm, cross_entropy, mse, glu, adaptive_avg_pool2d,
     adaptive_max_pool2d, interpolate, conv1d, conv_transpose1d, conv_transpose2d,
-    argmin, logsumexp, var, std, cross,
+    argmin, logsumexp, var, std, cross, cumsum, cumprod, sort, argsort, top_k, gather, scatter_add, take, one_hot,
+    solve_triangular,
 ):  # fmt: skip
     globals()[_function.__name__] = hinted(_function)
     globals()[_function.__name__].__module__ = __name__  # where pickle finds it
