@@ -359,7 +359,19 @@ gl.ops.upscale(x) -> AttributeError: gl.ops.interpolate
 gl.ops.pad(x, 1, 1, 0, 0) -> TypeError: gl.ops.pad
 gl.ops.im2col(x) -> AttributeError: gl.ops.unfold
 gl.ops.arange(0, 3) -> AttributeError: gl.tensor
-gl.ops.argsort(x) -> AttributeError: not supported
+gl.ops.solve_tri(x, x) -> AttributeError: use gl.ops.solve_triangular
+gl.ops.index_select(x, 0, x) -> AttributeError: use gl.ops.take(x, ids, axis)
+gl.ops.take_along_axis(x, x, 0) -> AttributeError: use gl.ops.gather(x, ids, axis)
+gl.ops.topk(x, 1) -> AttributeError: use gl.ops.top_k(x, k)
+gl.ops.top_k(x, 1, dim=0) -> TypeError: use axis=
+gl.ops.sort(x, stable=True) -> TypeError: leave it out
+gl.ops.gather(x, index=x, dim=0) -> TypeError: use ids=
+gl.ops.scatter(x, 0, x, x) -> AttributeError: use gl.ops.scatter_add(x, ids, src, axis)
+gl.ops.cumsum(x, dim=0) -> TypeError: use axis=
+gl.ops.solve_triangular(x, x, upper=True) -> TypeError: use lower=
+x.cumsum(0) -> AttributeError: use gl.ops.cumsum(x)
+x.topk(1) -> AttributeError: use gl.ops.top_k(x, k)
+x.gather(0, x) -> AttributeError: use gl.ops.gather(x)
 gl.ops.var(x, dim=0) -> TypeError: use axes=
 gl.ops.std(x, ddof=1) -> TypeError: use correction=
 gl.ops.var(x, unbiased=True) -> TypeError: use correction=1
@@ -369,7 +381,6 @@ gl.ops.le(x, x) -> AttributeError: use gl.ops.less_equal(x, y)
 gl.ops.ne(x, x) -> AttributeError: use gl.ops.not_equal(x, y)
 x.var(0) -> AttributeError: use gl.ops.var(x)
 x.isnan() -> AttributeError: use gl.ops.isnan(x)
-gl.ops.top_k(x, 2) -> AttributeError: not supported
 gl.ops.cross_entropy_loss(x, x) -> AttributeError: gl.fit
 gl.ops.cross_entropy_loss_back(x, x, x) -> AttributeError: gl.gradients
 gl.ops.opt_step_adamw(x, x, x, x, x) -> AttributeError: gl.optim.AdamW

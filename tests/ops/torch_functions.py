@@ -72,11 +72,11 @@ def compare(
     pytest.importorskip("torch")
     rng = np.random.default_rng(1)
     y_shape = build(*[input(f"x{i}", x.shape) for i, x in enumerate(arrays)]).shape
-    weights = [rng.uniform(0.5, 1.5, shape) for shape in (y_shape, *(x.shape for x in arrays))]
+    weights = [rng.uniform(0.5, 1.5, shape).astype(np.float32) for shape in (y_shape, *(x.shape for x in arrays))]
     exact, compiled = _ours(build, arrays, weights, second)
     want = _theirs(function, arrays, weights, second)
     for got, single, one in zip(exact, compiled, want, strict=True):
         assert got.shape == one.shape
         scale = float(np.max(np.abs(one[np.isfinite(one)]), initial=1.0))
-        np.testing.assert_allclose(got, one, rtol=1e-7, atol=1e-7 * scale)
+        np.testing.assert_allclose(got, one, rtol=1e-10, atol=1e-10 * scale)
         np.testing.assert_allclose(single, one, rtol=1e-4, atol=1e-4 * scale)

@@ -113,6 +113,10 @@ warmup warmup_ratio
 schedule lr_scheduler_type scheduler lr_schedule
 max_tokens max_new_tokens n_predict num_tokens
 top_k topk
+ids indices index idx
+src updates
+num_classes depth n_classes
+descending reverse
 top_p topp
 temperature temp
 stop stop_strings stop_sequences stop_words
@@ -265,6 +269,28 @@ threshold: leave it out: large values do not overflow
 weight: use weights=, one for each row; class_weight= of gl.fit weighs classes
 [transpose]
 *: use gl.ops.transpose(x, axes) with all axes in their new order
+[sort argsort]
+*: use keywords after the axis: descending=
+kind stable: leave it out: sorting is stable
+[top_k]
+dim: use axis=
+sorted: leave it out: the elements are sorted
+[gather take]
+mode: leave it out: positions out of range are errors
+[scatter_add]
+*: use gl.ops.scatter_add(x, ids, src, axis)
+[one_hot]
+axis: leave it out: classes are the last axis
+dtype: use gl.ops.cast(x, dtype)
+[solve_triangular]
+upper: use lower=, the opposite
+left: use matrices transposed: x.transpose(axes)
+unitriangular: use unit_diagonal=
+trans: use transpose_a=
+overwrite_b check_finite: leave it out
+[cumsum cumprod]
+dtype: use gl.ops.cast(x, dtype)
+exclusive: use gl.ops.cumsum(x) - x
 [var std]
 ddof: use correction=, the same number
 unbiased: use correction=1 for True, correction=0 for False
@@ -370,8 +396,8 @@ conv_transpose_2d: use gl.ops.conv_transpose2d(x, w)
 conv_2d_dw: use gl.ops.conv2d(x, w, groups=groups)
 conv_3d: not supported; use gl.ops.conv2d
 upscale resize: use gl.ops.interpolate(x, size)
-argsort top_k: not supported; use NumPy on x.numpy()
 tri: use gl.ops.tril(x), or gl.tensor(tri of NumPy)
+solve_tri: use gl.ops.solve_triangular(a, b, lower=True)
 cross_entropy_loss_back soft_max_back: use gl.gradients(outputs, wrt)
 rope_multi rope_ext_back: not supported; use gl.ops.rope
 new_f32 new_i32 new_tensor: use gl.input("x", shape), or gl.constant(data)
@@ -476,9 +502,12 @@ cont: use gl.ops.contiguous(x)
 dup clone: use gl.ops.copy(x)
 cpy: use gl.ops.copy(x), or gl.ops.cast(x, dtype)
 chunk: use gl.ops.split(x, sizes, axis)
-take gather index_select: use gl.ops.get_rows(table, ids)
 vector_norm matrix_norm linalg: use gl.ops.norm(x, axes=axes)
 normalize: use gl.ops.l2_norm(x, axis)
+index_select: use gl.ops.take(x, ids, axis)
+take_along_axis take_along_dim: use gl.ops.gather(x, ids, axis)
+scatter scatter_reduce index_add: use gl.ops.scatter_add(x, ids, src, axis), or gl.ops.scatter_rows(g, ids, rows=n)
+put_along_axis index_put index_fill: use gl.ops.where(cond, x, y)
 soft_max: use gl.ops.softmax(x)
 soft_max_ext: use gl.ops.softmax(x, mask=mask, scale=1.0)
 diag_mask_inf: use gl.ops.attention, or gl.ops.softmax(x, mask=mask)
@@ -525,9 +554,11 @@ bitwise_not invert: use gl.ops.logical_not(x)
 bitwise_xor: use gl.ops.logical_xor(x, y)
 astype: use gl.ops.cast(x, dtype)
 stop_gradient: use gl.ops.detach(x)
-one_hot: leave it out: labels are class ids
+onehot: use gl.ops.one_hot(ids, num_classes)
 var_mean std_mean: use gl.ops.var(x, axes) or gl.ops.std(x, axes), and gl.ops.mean(x, axes)
-topk sort cumsum: not supported; use NumPy on x.numpy()
+topk: use gl.ops.top_k(x, k)
+msort: use gl.ops.sort(x, axis=0)
+lexsort: use gl.ops.argsort(x): it is stable
 reduce_sum: use gl.ops.sum(x, axes)
 reduce_mean: use gl.ops.mean(x, axes)
 linear: use gl.ops.matmul(x, w, transpose_y=True) + bias

@@ -72,6 +72,7 @@ from .elementwise import (
     tanh_back,
     where,
 )
+from .gathering import gather, gather_back, one_hot, scatter_add, take
 from .glu import geglu, geglu_back, glu, swiglu, swiglu_back
 from .index import embedding, get_rows, scatter_rows, take_batch
 from .indexing import getitem, slice
@@ -91,7 +92,7 @@ from .layout import (
     stack,
     transpose,
 )
-from .linear_algebra import cross
+from .linear_algebra import cross, solve_triangular
 from .linear_loss import linear_cross_entropy, linear_cross_entropy_pair, linear_cross_entropy_rows
 from .loss import (
     correct,
@@ -124,8 +125,10 @@ from .reduce import argmax, max, mean, min, sum
 from .resize import adaptive_avg_pool2d, adaptive_max_pool2d, interpolate
 from .rolled import flip, roll
 from .rope import rope, rope_frequencies, rope_scale
+from .scans import cumprod, cumsum, recurrence
 from .show import show
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
+from .sorting import argsort, sort, top_k
 from .statistics import argmin, logsumexp, std, var
 from .triangles import diag, outer, tril, triu
 from .update import accumulate, assign, average, grad_norm, guard, set_rows, zero
@@ -144,6 +147,7 @@ __all__ = [
     "add",
     "argmax",
     "argmin",
+    "argsort",
     "assign",
     "attention",
     "attention_back",
@@ -176,6 +180,8 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_pair",
     "cross_entropy_sum",
+    "cumprod",
+    "cumsum",
     "detach",
     "diag",
     "distilled",
@@ -196,6 +202,8 @@ __all__ = [
     "floor",
     "fold",
     "full_like",
+    "gather",
+    "gather_back",
     "geglu",
     "geglu_back",
     "gelu",
@@ -261,12 +269,14 @@ __all__ = [
     "neg",
     "norm",
     "not_equal",
+    "one_hot",
     "outer",
     "pad",
     "permute",
     "pow",
     "prelu",
     "reciprocal",
+    "recurrence",
     "relu",
     "relu_back",
     "remainder",
@@ -283,6 +293,7 @@ __all__ = [
     "round_bf16",
     "rsqrt",
     "scale",
+    "scatter_add",
     "scatter_rows",
     "set_rows",
     "sgd",
@@ -298,6 +309,8 @@ __all__ = [
     "softmax",
     "softmax_back",
     "softplus",
+    "solve_triangular",
+    "sort",
     "split",
     "sqr",
     "sqrt",
@@ -310,10 +323,12 @@ __all__ = [
     "sum_pair",
     "swiglu",
     "swiglu_back",
+    "take",
     "take_batch",
     "tan",
     "tanh",
     "tanh_back",
+    "top_k",
     "transpose",
     "tril",
     "triu",
@@ -333,6 +348,8 @@ for _function in (
     adaptive_max_pool2d, interpolate, conv1d, conv_transpose1d, conv_transpose2d,
     argmin, logsumexp, var, std, cross,
     softplus, einsum, roll, flip, tril, triu, diag, outer, norm, l2_norm, unfold, fold,
+    argmin, logsumexp, var, std, cross, cumsum, cumprod, sort, argsort, top_k, gather, scatter_add, take, one_hot,
+    solve_triangular,
 ):  # fmt: skip
     globals()[_function.__name__] = hinted(_function)
     globals()[_function.__name__].__module__ = __name__  # where pickle finds it

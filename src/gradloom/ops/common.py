@@ -110,6 +110,11 @@ def normal_axis(axis: int, ndim: int) -> int:
     return axis % ndim
 
 
+def need_axis(spec: Spec, axis: int) -> None:
+    """Reject an axis that is not one of 0..ndim-1."""
+    need(0 <= axis < spec.ndim, f"axis {axis} does not exist", f"an axis from 0 to {spec.ndim - 1}")
+
+
 def normal_axes(axes: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """None (all), an int or several, possibly negative -> sorted, each once."""
     if axes is None:

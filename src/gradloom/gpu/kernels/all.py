@@ -4,6 +4,7 @@ from . import (  # noqa: F401
     attention,
     conv,
     elementwise,
+    gather,
     glu,
     index,
     layout,
@@ -16,7 +17,10 @@ from . import (  # noqa: F401
     random,
     reduce,
     rope,
+    scan,
     softmax,
+    sort,
+    triangular,
     update,
     update_8bit,
 )
