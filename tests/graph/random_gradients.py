@@ -117,6 +117,14 @@ def unary(b: Pairs) -> tuple[Value, Any]:
         (lambda x: -x, lambda x: -x),
         (lambda x: x * ops.step(x), lambda x: x * (x > 0)),
         (lambda x: x * ops.sgn(x), lambda x: x * torch.sign(x).detach()),
+        (ops.erf, torch.erf),
+        (lambda x: ops.log1p(ops.sqr(x)), lambda x: torch.log1p(x * x)),
+        (lambda x: x + ops.floor(ops.sigmoid(x)), lambda x: x + torch.floor(torch.sigmoid(x))),
+        (lambda x: ops.roll(x, 1, -1), lambda x: torch.roll(x, 1, -1)),
+        (lambda x: ops.flip(x, 0), lambda x: torch.flip(x, [0])),
+        (lambda x: ops.l2_norm(x, eps=0.1), lambda x: f.normalize(x, dim=-1, eps=0.1)),
+        (lambda x: ops.einsum("ij,kj,kl->il", x, x, ops.tanh(x)),
+         lambda x: torch.einsum("ij,kj,kl->il", x, x, x.tanh())),
     )  # fmt: skip
     mine, theirs = b.one(table)
     return mine(v), theirs(t)

@@ -71,7 +71,7 @@ def matrix(v: Value) -> bool:
 
 UNARY = (
     "neg", "abs", "sin", "cos", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "relu", "softplus", "elu", "leaky_relu",
-    "expm1", "step", "copy",
+    "expm1", "step", "copy", "erf", "floor", "round",
 )  # fmt: skip
 
 
