@@ -277,10 +277,10 @@ def test_not_recomputed_under_a_budget():
     assert len(calls) == 6 and least.plan.peak_bytes < run.plan.peak_bytes
 
 
-def test_reports(capsys):
+def test_reports():
     op = gl.op(softsign, softsign_vjp)
-    run, loss = program(op, debug=4)
-    assert "user_op.f32" in capsys.readouterr().err and "softsign" in str(run.plan)
+    run, loss = program(op)
+    assert "user_op.f32" in str(run.plan) and "softsign" in str(run.plan)
     profile = run.profile({"x": X}, steps=3)
     by_op = {row.name: row.seconds for row in profile.by("op")}
     assert by_op["softsign"] > 0 and by_op["softsign.vjp"] > 0

@@ -171,7 +171,7 @@ class TrainError(GradloomError):
 
 class UserOpError(TrainError):
     """A function of a user-defined op (gl.op) that raised, or returned other results than it declares; __cause__ is
-    what it raised. `steps_done` and `outputs` as below."""
+    the original exception. `steps_done` and `outputs` as below."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)

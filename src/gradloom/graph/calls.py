@@ -1,4 +1,4 @@
-"""Call: the Python function of a node, and the checks of what it is given and what it returns.
+"""Call: the Python function of a node, and the checks of its arrays and results.
 
 A node of an op with `python=True` has a Call as its attribute `call`. Executors call it between two ranges of native
 instructions (run/calls.py); the float64 references call it like any other reference.

@@ -25,6 +25,7 @@ from ..graph.declaration import Spec
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value
+from .each import Each, check_each, each_of, updated_each, wants
 from .groups import Groups, GroupSettings
 from .moments import FULL_BITS, checked_bits, layout_8bit, names_8bit, updated_by_form
 from .rule import Schedule, UpdateInputs, UpdateRule, is_used
@@ -56,7 +57,24 @@ class Optimizer(UpdateRule, AttributeHints):
 
     A class declares its own arguments as `name: type = default`. A float is a setting: a number or a schedule, which
     may change from step to step and is read by its update nodes. Other types stay as they were given, as attributes.
+
+    A class has its rule in update(self, p, g, ...), which returns the new values by name:
+
+        class Lion(gl.optim.Optimizer):
+            lr: float = 1e-4
+            beta1: float = 0.9
+            beta2: float = 0.99
+            state_names = ("m",)  # arrays of each parameter's shape, zero at first
+
+            def update(self, p, g, m, lr, beta1, beta2):
+                return {"p": p - lr * ops.sgn(beta1 * m + (1 - beta1) * g), "m": beta2 * m + (1 - beta2) * g}
+
+    p, g: a parameter and its mean gradient, after clipping, f32 values of the parameter's shape; the state and settings
+    (f32[]) by their names; step: the number of the parameter's step, from 1. shapes_of(shape) may be overridden for
+    state of other shapes. Wrong names and shapes are a SettingError or ShapeError. See docs/optimizers.md.
     """
+
+    each: ClassVar[Each | None] = None  # the update of one parameter, where the class has such a one
 
     if TYPE_CHECKING:  # what type checkers know of the arguments of all optimisers
         parameters: Parameters = field(default=None, kw_only=False)
@@ -66,6 +84,12 @@ class Optimizer(UpdateRule, AttributeHints):
     def __init_subclass__(cls) -> None:
         """Collect the arguments that a class declares."""
         super().__init_subclass__()
+        written = vars(cls).get("update")
+        if inspect.isfunction(written):
+            cls.each = staticmethod(written) if each_of(written) else None
+            if cls.each is not None:
+                cls.update = _update_each  # type: ignore[assignment]
+                cls.counts_steps = cls.counts_steps or "step" in wants(written)
         own = {name: vars(cls)[name] for name in inspect.get_annotations(cls) if name in vars(cls)}
         cls.declared = {**cls.declared, **{k: v for k, v in own.items() if isinstance(v, (float, int, str))}}
         for name in [name for name, default in own.items() if type(default) is float]:
@@ -99,6 +123,8 @@ class Optimizer(UpdateRule, AttributeHints):
             self.without = () if self.couples else ("weight_decay",)
         self.prepare(values)
         super().__init__({name: values[name] for name, default in self.declared.items() if type(default) is float})
+        if self.each is not None:
+            check_each(self, self.each)
         self.arguments, self.no_decay = given, no_decay
         self.state: OptimizerState | None = None
         decayed = [one for one in groups if isinstance(one, Mapping) and "weight_decay" in one]
@@ -242,6 +268,12 @@ class Optimizer(UpdateRule, AttributeHints):
         shown = ", ".join(f"{name}={value!r}" for name, value in {**self.settings, **flags}.items())
         count = "" if self.state is None else f"{len(self.state.parameters)} parameters, "
         return f"{type(self).__name__}({count}{shown})"
+
+
+def _update_each(rule: Optimizer, given: UpdateInputs) -> Sequence[Value]:
+    """The update of a class whose own one is written for one parameter."""
+    assert rule.each is not None
+    return updated_each(rule, rule.each, given)
 
 
 class SGD(Optimizer):

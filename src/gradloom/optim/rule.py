@@ -158,6 +158,9 @@ class _Made(ABCMeta):
     """Notes when a rule is made: from then on it takes no attribute that it does not have."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls.__abstractmethods__:
+            text = "it has no update; need def update(self, p, g, ...), which returns the new values by name"
+            raise SettingError(f"{cls.__name__}: {text} (docs/optimizers.md)")
         made = super().__call__(*args, **kwargs)
         made._is_made = True
         return made

@@ -7,8 +7,7 @@ The core has an instruction in its place that it never runs, so that instruction
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,10 +24,9 @@ from ..plan.bytecode import (
     Form,
     record,
 )
+from .planned import PlannedExecutable
 
-if TYPE_CHECKING:
-    from .cpu_backend import CpuExecutable
-
+BytesOf = Callable[[int, int, int, "np.ndarray | None"], np.ndarray]
 Native = tuple[list[tuple[str, str]], np.ndarray, np.ndarray]  # kernels, instructions, arguments
 _EMPTY: Form = (f32.code, (0,), (1,), 0)
 
@@ -55,10 +53,10 @@ def native_form(bytecode: Bytecode, calls: Sequence[int]) -> Native:
 
 
 class PlannedCall:
-    """A call at its place in a plan. at: the number of its instruction."""
+    """A call at its place in a plan. at: the number of its instruction. bytes_of: as CpuExecutable's."""
 
-    def __init__(self, executable: CpuExecutable, at: int) -> None:
-        self.executable, self.at = executable, at
+    def __init__(self, executable: PlannedExecutable, at: int, bytes_of: BytesOf) -> None:
+        self.executable, self.at, self.bytes_of = executable, at, bytes_of
         bytecode = executable.plan.bytecode
         self.node: Node = executable.plan.order.steps[at]
         first = int(bytecode.instructions[at]["arg_first"])
@@ -88,7 +86,7 @@ class PlannedCall:
         self.runs += 1
         if executable.switches.poison:
             for segment, offset, size in self._dead:
-                executable.bytes_of(segment, offset, size, row)[...] = 0xFF
+                self.bytes_of(segment, offset, size, row)[...] = 0xFF
         return bad
 
     def forget_times(self) -> None:
@@ -102,7 +100,7 @@ class PlannedCall:
         shape = tuple(arg["shape"][:rank].tolist())
         if segment == NO_SEGMENT or 0 in shape:
             return np.empty(shape, kind)
-        held = self.executable.bytes_of(segment, int(arg["offset"]), int(arg["bytes"]), row)
+        held = self.bytes_of(segment, int(arg["offset"]), int(arg["bytes"]), row)
         strides = tuple(n * kind.itemsize for n in arg["strides"][:rank].tolist())
         return np.lib.stride_tricks.as_strided(held.view(kind), shape, strides)
 

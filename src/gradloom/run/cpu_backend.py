@@ -175,8 +175,10 @@ class CpuExecutable(PlannedExecutable):
             k: self._inputs[o : o + self.inputs[k].bytes].view(self.inputs[k].dtype.numpy).reshape(self.inputs[k].shape)
             for k, o in bytecode.input_offsets.items()
         }
-        self._calls = [PlannedCall(self, i) for i, node in enumerate(self.plan.order.steps) if node.op.python]
-        kernels, instructions, args = native_form(bytecode, [call.at for call in self._calls])
+        self.calls = [
+            PlannedCall(self, i, self.bytes_of) for i, node in enumerate(self.plan.order.steps) if node.op.python
+        ]
+        kernels, instructions, args = native_form(bytecode, [call.at for call in self.calls])
         sizes = self.output_bytes
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
         locks.refuse_in_user_code("a program is compiled")
@@ -242,7 +244,7 @@ class CpuExecutable(PlannedExecutable):
             before, done = self._native.steps_run, 0
             try:
                 records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
-                if self._calls:
+                if self.calls:
                     done, stop, node, index, value = self._run_calling(steps, rows, records, deadline)
                 else:
                     done, stop, node, index, value = self._native.run(
@@ -271,7 +273,7 @@ class CpuExecutable(PlannedExecutable):
     def _run_calling(
         self, steps: int, rows: np.ndarray | None, records: np.ndarray | None, deadline: float
     ) -> tuple[int, int, int, int, int]:
-        """Steps of a program with calls of Python functions: what the core's run answers."""
+        """Steps of a program with calls of Python functions; returns the same as the core's run."""
         begun = time.monotonic()
         for i in range(steps):
             row, record = (None if table is None else table[i : i + 1] for table in (rows, records))
@@ -293,7 +295,7 @@ class CpuExecutable(PlannedExecutable):
         interrupted: Interrupted | bool | None,
     ) -> tuple[int, int, int, int]:
         """Instructions first .. last - 1 of a step, calls of Python included: (why it has stopped, node, index, value).
-        interrupted: as `run_range`; None: what a whole run does."""
+        interrupted: as `run_range`; None: signals are handled as in a whole run."""
         switches = self.switches
 
         def native(end: int, record: np.ndarray | None = None) -> tuple[int, int, int, int]:
@@ -303,7 +305,7 @@ class CpuExecutable(PlannedExecutable):
             )[1:]  # fmt: skip
             return stopped
 
-        for call in self._calls:
+        for call in self.calls:
             if not first <= call.at < last:
                 continue
             stopped = native(call.at)
@@ -361,14 +363,14 @@ class CpuExecutable(PlannedExecutable):
         """Collect nanoseconds per instruction from the next run on."""
         with self.lock:
             self._native.profile(on)
-            for call in self._calls:
+            for call in self.calls:
                 call.forget_times()
 
     def timings(self) -> list[tuple[str, int, int]]:
         """(op and node, least ns, total ns) per instruction since `collect_times`; without it none."""
         with self.lock:
             _, least, total = self._native.timings()
-            for call in self._calls if least else ():
+            for call in self.calls if least else ():
                 least[call.at], total[call.at] = call.least, call.total
         nodes = self.plan.order.steps if least else []
         return [(f"{n.title} {n.label}", lo, t) for n, lo, t in zip(nodes, least, total, strict=True)]

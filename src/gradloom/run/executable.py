@@ -240,6 +240,7 @@ class Executable(abc.ABC):
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """Holds the lock of its arrays and its arena, with nothing outstanding that reads or writes them."""
+        locks.refuse_in_user_code("a program runs")
         return arrays_locked(self.reads, self.writes) if self._shares_lock else self._own_lock()
 
     def check_files(self) -> None:

@@ -99,7 +99,7 @@ class Walk(Stepped, CpuExecutable):
         """Bytes that are dead after an instruction are poisoned when the next one begins: until then `written` reads
         all that the instruction wrote, outputs that no instruction reads included."""
         bytecode = self.plan.bytecode
-        for call in self._calls:
+        for call in self.calls:
             if call.at == k:
                 call.run(self.rows)
                 return

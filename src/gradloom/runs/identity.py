@@ -23,6 +23,7 @@ from ..base.record import difference, differences, flat
 from ..base.settings import switches
 from ..base.terminal import in_one_line
 from ..base.training_options import TrainerOptions
+from ..graph.calls import code_digest
 from ..optim.optimizer import Optimizer
 from ..parallel.communicator import checksum
 from ..plan.schedule import Schedule
@@ -51,7 +52,8 @@ def optimizer_of(optimizer: Optimizer) -> dict[str, Any]:
     """Kind and settings of an optimiser, schedules as text."""
     settings = {name: _schedule(v) if callable(v) else float(v) for name, v in sorted(optimizer.settings.items())}
     flags = {name: value for name, value in optimizer.flags.items() if name == "state_bits"}  # older runs have none
-    return {"kind": type(optimizer).__name__, **settings, **flags}
+    own = {} if optimizer.each is None else {"update": code_digest(optimizer.each)}  # of a class of the user's
+    return {"kind": type(optimizer).__name__, **settings, **flags, **own}
 
 
 def _schedule(schedule: Callable[[int, int], float]) -> str:
