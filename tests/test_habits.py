@@ -366,7 +366,8 @@ gl.ops.top_k(x, 2) -> AttributeError: not supported
 gl.ops.cross_entropy_loss(x, x) -> AttributeError: gl.fit
 gl.ops.cross_entropy_loss_back(x, x, x) -> AttributeError: gl.gradients
 gl.ops.opt_step_adamw(x, x, x, x, x) -> AttributeError: gl.optim.AdamW
-gl.ops.map_custom1(x, None) -> AttributeError: gl.ops
+gl.ops.map_custom1(x, None) -> AttributeError: gl.op
+gl.custom_vjp(lambda x: x) -> AttributeError: gl.op
 gl.ops.tri(x) -> AttributeError: gl.ops.where
 gl.new_tensor_2d("f32", 4, 8) -> AttributeError: gl.input
 gl.new_f32(1.0) -> AttributeError: gl.input
