@@ -384,8 +384,9 @@ x.isnan() -> AttributeError: use gl.ops.isnan(x)
 gl.ops.cross_entropy_loss(x, x) -> AttributeError: gl.fit
 gl.ops.cross_entropy_loss_back(x, x, x) -> AttributeError: gl.gradients
 gl.ops.opt_step_adamw(x, x, x, x, x) -> AttributeError: gl.optim.AdamW
-gl.ops.map_custom1(x, None) -> AttributeError: gl.ops
 gl.ops.tri(x) -> AttributeError: gl.ops.tril
+gl.ops.map_custom1(x, None) -> AttributeError: gl.op
+gl.custom_vjp(lambda x: x) -> AttributeError: gl.op
 gl.new_tensor_2d("f32", 4, 8) -> AttributeError: gl.input
 gl.new_f32(1.0) -> AttributeError: gl.input
 gl.set_param(w) -> AttributeError: gl.parameter

@@ -12,6 +12,7 @@ import gradloom as gl
 from gradloom import nn, ops
 from gradloom.base.dtypes import ALL
 from gradloom.base.settings import Switches
+from gradloom.graph.calls import computed
 from gradloom.graph.leaves import setting
 from gradloom.graph.streams import fresh_streams
 from gradloom.graph.value import Node, Value
@@ -138,8 +139,27 @@ def attention() -> Built:
     return [loss, norm, again], (new[0], new[2], *last)
 
 
+def user_op() -> Built:
+    """Two user-defined ops, of several results and of a view, between products; an update that needs no guard."""
+    cut = gl.op(
+        lambda x: (np.tanh(x), x.sum(1)),
+        lambda outputs, gradients: gradients[0] * (1 - outputs[0] ** 2) + gradients[1][:, None],
+        lambda x: [x, x.shape[:1]],
+    )
+    x, w, v = gl.input("x", (4, 3)), parameter("w", 3, 5), parameter("v", 5, 2)
+    h, sums = cut(x @ w)
+    y = gl.op(lambda a, b: a * b, lambda inputs, gradients: (gradients[0] * inputs[1], None))(h.T, 0.5)
+    loss = ops.sum(ops.sqr(ops.transpose(y) @ v)) + ops.sum(sums)
+    new = ops.sgd(*scalars("lr", "momentum", "decay", "weight"), *_trained(loss, w, v))
+    return [loss, sums, ops.sgn(sums)], new
+
+
+def _trained(loss: Value, *weights: Value) -> list[Value | None]:
+    return [v for w, g in zip(weights, gl.gradients(loss, weights), strict=True) for v in (w, g, None)]
+
+
 PROGRAMS: dict[str, Callable[[], Built]] = {
-    f.__name__: f for f in (mlp, conv, batch_norm, views, split, optional, chain, attention)
+    f.__name__: f for f in (mlp, conv, batch_norm, views, split, optional, chain, attention, user_op)
 }
 
 
@@ -208,7 +228,10 @@ def interpret(plan: Plan, bytecode: Bytecode | None = None, seed: int = 0) -> li
         args = bytecode.args[first : first + int(ins["arg_count"])]
         given = [None if a["segment"] == NO_SEGMENT else view(a).copy() for a in args[: len(node.inputs)]]
         with np.errstate(all="ignore"):
-            results = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(given))
+            if node.op.python:
+                results = computed(node, [a for a in given if a is not None])
+            else:
+                results = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(given))
         results = results if isinstance(results, (tuple, list)) else (results,)
         for arg in args[len(node.inputs) + len(node.outputs) :]:
             view(arg)[...] = 255  # the workspace

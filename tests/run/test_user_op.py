@@ -1,5 +1,7 @@
 """gl.op: user-defined ops in compiled programs: numbers, gradients, all configurations, and what goes wrong."""
 
+import copy
+import pickle
 import threading
 
 import numpy as np
@@ -120,6 +122,19 @@ def raising(x):
     raise RuntimeError("no\nluck")
 
 
+class Unspeakable(Exception):
+    """An exception whose text cannot be made."""
+
+    def __str__(self):
+        raise ValueError("no")
+
+
+def unspeakable(x):
+    raise Unspeakable
+
+
+weights = gl.parameter(np.ones((2, 4)), name="weights")
+
 WRONG = {
     "raises": (raising, r"raising#\d+ at test_user_op.py:\d+: RuntimeError: no luck$"),
     "shape": (lambda x: x[:1], r"result 0 has shape \[1, 4\]; need f32\[2, 4\]$"),
@@ -134,6 +149,10 @@ WRONG = {
     "runs": (lambda x: gl.compile(gl.input("z"))(z=1), r"a program is compiled within a function of gl.op"),
     "eager": (lambda x: (gl.tensor(x) * 2).numpy(), r"within a function of gl.op"),
     "arguments": (lambda x, y: x, r"TypeError: .*missing 1 required positional argument"),
+    "unspeakable": (unspeakable, r"Unspeakable: its text cannot be made$"),
+    "memory": (lambda x: np.empty(1 << 58), r"(MemoryError|ArrayMemoryError)"),
+    "assigns": (lambda x: weights.assign(np.zeros((2, 4))), r"weights is written within a function of gl.op"),
+    "object": (lambda x: {"y": x}, r"result 0 (has shape \[\]|is of dtype object); need f32\[2, 4\]$"),
     "silent": (lambda x: exec("raise StopIteration"), r"#\d+ at test_user_op.py:\d+: StopIteration$"),
 }
 
@@ -192,6 +211,8 @@ def test_gradients_that_do_not_exist():
             r"op: vjp has a parameter 'x'; must have parameters am",
         ),
         (lambda: gl.op(softsign)(), gl.GraphError, r"softsign: got no inputs"),
+        (lambda: gl.op(softsign)(gl.input("x"), None), gl.GraphError, r"softsign: got None among its inputs"),
+        (lambda: gl.op(softsign)("text"), gl.DTypeError, r"need numbers"),
         (lambda: gl.op(softsign, shape=lambda x: 3)(gl.input("x")), gl.GraphError, r"shape of softsign returned"),
         (lambda: gl.op(softsign, shape=lambda x: (-1,))(gl.input("x")), gl.ShapeError, r"shape \[-1\]"),
         (lambda: gl.op(softsign, shape=lambda x: ((1,), "f99"))(gl.input("x")), gl.DTypeError, r"dtype 'f99'"),
@@ -244,6 +265,26 @@ def test_updates_cannot_come_before():
     y = gl.op(softsign)(after)
     with pytest.raises(gl.GraphError, match=r"order: softsign .* reads what assign .*a user-defined op comes before"):
         gl.compile(y, [after])
+
+
+def test_a_program_within_itself_and_an_end_that_is_asked_for():
+    x = gl.input("x", (2, 3))
+    inner = gl.compile(gl.op(lambda x: inner(x=x)[0])(x))
+    with pytest.raises(gl.UserOpError, match=r"a program runs within a function of gl.op"):
+        inner(x=X)
+    ending = gl.compile(gl.op(lambda x: (ending.stop(), x)[1])(x))
+    assert ending.run_many(5, {}, feeds={"x": X})[0] == 1
+
+
+def test_copies_and_pickles():
+    """A copied model has the same op, another process an op of its own with the same fingerprint."""
+    op = gl.op(softsign, softsign_vjp)
+    assert copy.deepcopy(op) is op
+    other = pickle.loads(pickle.dumps(op))
+    assert other.forward is softsign and other.number != op.number and other.fingerprint == op.fingerprint
+    assert gl.op(softsign, lambda gradients: gradients[0]).fingerprint != op.fingerprint
+    error = pickle.loads(pickle.dumps(gl.UserOpError("a line")))
+    assert isinstance(error, gl.UserOpError) and str(error) == "a line"
 
 
 def test_two_closures_are_two_programs():

@@ -195,6 +195,83 @@ def test_a_loss_with_a_user_op_and_replaced_ops():
     assert not np.array_equal(first, gl.predict(net, X))
 
 
+def test_a_dynamic_model_that_switches_ops():
+    """Programs are found again by the ops' identity: five steps, two programs."""
+    twice, thrice = gl.op(lambda x: x * 2, vjp), gl.op(lambda x: x * 3, vjp)
+
+    class Switching(Net):
+        def forward(self, x):
+            self.count = getattr(self, "count", 0) + 1
+            return super().forward(x)
+
+    net = Switching(twice)
+    trainer = gl.Trainer(net, "cross_entropy", gl.optim.SGD(lr=0.0), dynamic=True)
+    losses = []
+    for act in (twice, thrice, twice, thrice, gl.op(lambda x: x * 2, vjp)):
+        net.act = act
+        losses.append(float(trainer.step(X[:8], Y[:8]).loss))
+    assert losses[0] == losses[2] == losses[4] != losses[1] == losses[3]
+
+
+@pytest.mark.parametrize("micro", [None, 3])
+def test_values_per_row_of_a_loss(micro):
+    """The loss is a user-defined op of outputs and targets, with row weights."""
+    targets = (X @ np.ones((4, 3))).astype(np.float32)
+    squares = gl.op(
+        lambda y, t: ((y - t) ** 2).sum(1),
+        lambda inputs, gradients: (2 * (inputs[0] - inputs[1]) * gradients[0][:, None], None),
+        lambda y, t: y.shape[:1],
+    )
+    data = gl.data.Dataset(X, targets, weights=np.linspace(0.1, 1, len(X)))
+    found = []
+    for loss in (squares, lambda y, t: ops.sum((y - t) * (y - t), 1)):
+        net = Net(ops.tanh)
+        options = {"epochs": 2, "batch_size": 12, "micro_batch_size": micro, "progress": False}
+        history = gl.fit(net, data, loss=loss, optimizer=gl.optim.SGD(lr=0.01), **options)
+        found.append((history[-1].train.loss, net.one.weight.numpy()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_failed_step_of_a_run_has_no_capsule(tmp_path, caplog):
+    calls = []
+
+    def blows(x):
+        calls.append(1)
+        return forward(x) * (np.nan if len(calls) > 2 else 1)
+
+    with pytest.raises(gl.NonFiniteError, match=r"step 3 .*blows"):
+        fitted(gl.op(blows, vjp), run=tmp_path / "a")
+    assert not (tmp_path / "a" / "failed.capsule").exists()
+
+
+def test_an_eager_step_that_fails_changes_nothing():
+    calls = []
+
+    def sometimes(x):
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("gone")
+        return x * 2
+
+    op = gl.op(sometimes, lambda gradients: gradients[0] * 2)
+    w = gl.parameter(np.ones(3), name="w")
+    opt = gl.optim.Adam([w], lr=0.1)
+
+    def step():
+        with gl.grad_tape() as tape:
+            loss = ops.sum(op(w))
+        opt.step(tape.backward(loss))
+
+    step()
+    before = w.numpy()
+    with pytest.raises(gl.UserOpError, match=r"sometimes#\d+ at test_user_op.py:\d+: OSError: gone"):
+        step()
+    assert w.numpy().tobytes() == before.tobytes() and opt.steps == 1
+    step()
+    assert opt.steps == 2 and not np.array_equal(w.numpy(), before)
+
+
 def test_resume_is_exact_and_names_another_function(tmp_path):
     options = {"epochs": 3, "checkpoint_every": "1epoch"}
     whole = fitted(gl.op(forward, vjp), epochs=3)[2]

@@ -382,7 +382,8 @@ lax scan: use a loop of Python
 random PRNGKey normal uniform: use numpy.random.default_rng(seed) and gl.tensor(array)
 tree_map tree_util: use model.state_dict()
 numpy np: use gl.ops, or gl.tensor(array)
-mul_mat_id ssm_scan ssm_conv rwkv_wkv6 map_custom1 map_custom2 custom_4d: not supported; use ops of gl.ops
+mul_mat_id ssm_scan ssm_conv rwkv_wkv6: not supported; use ops of gl.ops
+map_custom1 map_custom2 map_custom3 custom_4d: use gl.op(forward, vjp, shape)
 out_prod: use gl.ops.matmul(x, y, transpose_x=True)
 count_equal: use gl.ops.sum(gl.ops.equal(x, y)), or gl.ops.correct(logits, labels)
 repeat_back: use gl.ops.sum(x, axes)
@@ -612,6 +613,8 @@ load_dataset read_csv datasets: use gl.data.read_table(path)
 from_tensor_slices: use gl.data.DataLoader(x, y, batch_size=32, shuffle=True)
 torchvision MNIST: use gl.data.read_table("mnist/")
 lr_scheduler: use gl.optim.schedules
+Function custom_vjp custom_gradient custom_op custom_function defvjp pure_callback py_function numpy_function:
+    use gl.op(forward, vjp, shape)
 CosineAnnealingLR CosineDecay cosine_decay: use gl.optim.schedules.Cosine(1e-3, steps=1000) as lr= of an optimizer
 StepLR: use gl.optim.schedules.Step as lr= of an optimizer
 ExponentialLR: use gl.optim.schedules.Exponential as lr= of an optimizer

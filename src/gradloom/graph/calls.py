@@ -79,10 +79,17 @@ def computed(node: Node, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     except UserOpError as error:
         raise UserOpError(f"{place}: {error}") from error.__cause__
     except Exception as error:
-        text = " ".join(str(error).split())
+        text = _text_of(error)
         seen = f"{type(error).__name__}: {text}" if text else type(error).__name__
         raise UserOpError(f"{place}: {seen if len(seen) <= 300 else seen[:297] + '...'}") from error
     return results
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return "its text cannot be made"
 
 
 def _as_result(what: str, made: Any, spec: Spec) -> np.ndarray:

@@ -13,7 +13,8 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value
 from .common import Sample, Spec, bad, draw, need, need_axis
 from .elementwise import cast, mul
-from .layout import axis_of, pad, slice_op
+from .layout import axis_of, slice_op
+from .padding import pad
 
 SCANNED: tuple[tuple[Shape, int], ...] = (
     ((1,), 0), ((7,), 0), ((5, 33), 1), ((5, 33), 0), ((2, 3, 4, 5), 1), ((2, 3, 1, 5), 2), ((3, 70, 65), 1),

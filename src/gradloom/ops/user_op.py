@@ -15,7 +15,7 @@ from ..graph.calls import Call, code_digest, function_name, is_taken, several
 from ..graph.declaration import Reject, Spec
 from ..graph.declare import op as declare
 from ..graph.opspec import OpSpec
-from ..graph.value import Node, Value
+from ..graph.value import Node, Value, describe_spec
 from .common import bad, need
 from .layout import broadcast_to
 
@@ -56,8 +56,9 @@ class UserOp(Call):
 
     def __call__(self, *inputs: Any) -> Any:
         """The result, or a tuple of several."""
-        if not inputs:
-            raise GraphError(f"{self.name}: got no inputs; need at least one value, tensor or array")
+        if not inputs or any(x is None for x in inputs):
+            seen = "None among its inputs" if inputs else "no inputs"
+            raise GraphError(f"{self.name}: got {seen}; need at least one value, tensor or array")
         made = user_op(*inputs, call=self)
         return made[0] if len(made) == 1 else made
 
@@ -66,6 +67,9 @@ class UserOp(Call):
 
     def __deepcopy__(self, memo: object) -> UserOp:
         return self  # the identity of its programs
+
+    def __reduce__(self) -> Any:
+        return op, (self.forward, self.vjp, self.shape)
 
     def infer(self, inputs: Sequence[Spec]) -> list[Spec]:
         if self.shape is None:
@@ -128,6 +132,13 @@ class _Backward(Call):
         return self
 
     def infer(self, inputs: Sequence[Spec]) -> list[Spec]:
+        expected = [*(self.inputs if "inputs" in self.op.wants else ())]
+        expected += self.outputs if "outputs" in self.op.wants else ()
+        expected += [Spec(spec.shape, f32) for spec in self.outputs if spec.dtype.is_float]
+        if [*inputs] != expected:
+            raise Reject(
+                f"{self.name} was made for other shapes", f"{[describe_spec(s.shape, s.dtype) for s in expected]}"
+            )
         return [Spec(spec.shape, f32) for spec in self.inputs if spec.dtype.is_float]
 
     def compute(self, arrays: Sequence[np.ndarray], outputs: Sequence[Spec]) -> Sequence[Any]:
