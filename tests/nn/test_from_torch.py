@@ -228,7 +228,7 @@ def test_load_state_dict_lists_all_faults_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (lambda: tnn.Sequential(tnn.Bilinear(2, 2, 2)), r"0 \(Bilinear\) has a forward of its own"),
+        (lambda: tnn.Sequential(tnn.Bilinear(2, 2, 2)), r"0 \(Bilinear\) is not supported: gl.nn has no such layer"),
         (lambda: tnn.BatchNorm1d(3, affine=False), r"the module \(BatchNorm1d\) has affine=False; need affine=True"),
         (lambda: tnn.Conv2d(1, 1, 3, padding_mode="circular"), "padding_mode='circular'; need padding_mode='zeros'"),
         (lambda: tnn.MultiheadAttention(4, 2), "batch_first=False; need batch_first=True"),

@@ -376,6 +376,9 @@ NAMES = _tables("""
 [names]
 nn.Parameter: use gl.parameter(data)
 llm.Trainer: use gl.llm.finetune(model, data)
+onnx to_onnx export_to_onnx: use gl.export_onnx(net, path, example)
+from_onnx load_onnx: use gl.import_onnx(path)
+from_pytorch from_torch load_torch: use gl.nn.from_torch(module)
 torch: use gl: gl.nn, gl.ops, gl.optim
 set_grad_enabled: use gl.no_grad()
 lax scan: use a loop of Python

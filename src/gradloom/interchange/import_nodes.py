@@ -16,7 +16,8 @@ from ..base.errors import GraphError
 from ..graph.leaves import as_value
 from ..graph.value import Value
 
-MOST = 1 << 26  # elements of an array that is computed while a graph is built
+MOST = 1 << 24  # elements of an array that is computed while a graph is built
+MOST_IN_ALL = 1 << 26  # of all such arrays of a forward pass
 MAX_RANK = 6
 
 Operand = Any  # Value | np.ndarray | None

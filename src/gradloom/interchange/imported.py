@@ -21,7 +21,7 @@ from ..graph.value import Value, describe
 from ..nn.layers import Held
 from .export import BUFFERS, TRAINED
 from .graph_writer import LARGEST
-from .import_nodes import OnnxNode, as_output, scaling
+from .import_nodes import MOST_IN_ALL, OnnxNode, as_output, scaling
 from .import_ops import IMPORTS, STATISTICS, WEIGHTS
 
 OPSETS = range(9, 27)  # versions of ai.onnx whose ops are known
@@ -57,10 +57,14 @@ class OnnxModule(Held):
                 need = ["any" if n is None else n for n in shape]
                 raise ShapeError(f"{type(self).__name__}: input {name} is {describe(given[name])}; need {need}")
         known = {**self.graph.constants, **self.layers, **given}
+        computed = 0
         with scaling():
             for node in self.graph.nodes:
                 made = _result(node, [known[name] if name else None for name in node.inputs])
                 known |= zip(node.outputs, made, strict=False)
+                computed += sum(one.size for one in made if isinstance(one, np.ndarray))
+                if computed > MOST_IN_ALL:
+                    raise node.fault(f"constants of more than {MOST_IN_ALL:,} elements are computed; need fewer")
         outputs = {name: as_output(known[name]) for name in self.graph.outputs}
         return outputs if len(outputs) > 1 else next(iter(outputs.values()))
 

@@ -265,6 +265,10 @@ class _Converter:
     def _convert(self, theirs: Any, path: str) -> Module:
         kind = _known_class(theirs)
         what = f"{path or 'the module'} ({type(theirs).__name__})"
+        if kind is None and type(theirs).__module__.startswith("torch.nn.modules."):
+            raise GraphError(
+                f"from_torch: {what} is not supported: gl.nn has no such layer; use another, or write a gl.nn.Module"
+            )
         if kind is None:
             raise GraphError(
                 f"from_torch: {what} has a forward of its own, whose steps are not known; write a gl.nn.Module with "
