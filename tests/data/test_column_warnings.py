@@ -56,6 +56,13 @@ def test_columns(tmp_path, case):
     assert found == [] if want is None else len(found) == 1 and want in found[0] and "column 'odd'" in found[0]
 
 
+@pytest.mark.parametrize("count", [3, 4])
+def test_several_constant_columns(tmp_path, count):
+    found = column_warnings(table(tmp_path, CLASS, **{f"c{i}": np.full(ROWS, i) for i in range(count)}))
+    one = ["4 columns are constant and left out: 'c0', 'c1', 'c2', ..."]
+    assert found == (one if count > 3 else [f"column 'c{i}' is constant and left out" for i in range(3)])
+
+
 def test_a_rare_row_on_the_wrong_side(tmp_path):
     rows = 5000
     y = RNG.integers(0, 2, rows)

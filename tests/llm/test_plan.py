@@ -16,6 +16,7 @@ from gradloom.graph.stored import Stored
 from gradloom.llm import LoRA, TrainedTensors, load
 from gradloom.llm.finetune import Run
 from gradloom.llm.plan import plan
+from gradloom.run import budget
 from tests.llm.random_models import rows_of, write
 
 ROOT = Path(__file__).parents[2]
@@ -430,6 +431,15 @@ def test_the_curve_of_memory_and_time_is_that_of_budgets(tmp_path: Path) -> None
     report = found.report()["memory_curve"]
     assert [point["needed_bytes"] for point in report] == [need for need, _ in found.curve]
     assert "memory and time" in dict(found.lines())
+
+
+def test_budgets_of_the_curve_are_those_of_a_new_process(path, monkeypatch):
+    """`plan` has run programs to time a step; the command that gets the budget has not."""
+    found = dataclasses.replace(plan(load(path), context=24), base=100 << 20, curve=((64 << 20, 1.0), (32 << 20, 1.1)))
+    monkeypatch.setattr(budget, "arena_was_used", lambda: True)
+    assert found.budget(32 << 20) == found.budget(32 << 20, is_first=True) - (12 << 20)
+    shown = memory.show_bytes(found.budget(32 << 20, is_first=True))
+    assert f"{shown} x1.10" in dict(found.lines())["memory and time"]
 
 
 def test_rows_of_the_curve_do_not_depend_on_what_the_process_holds(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,7 +20,7 @@ _CORRELATION = 0.9999
 _MOST_COMPARED = 200_000  # training rows that test rows are compared with
 _LEAST_REPEATED, _REPEATED = 5, 0.02  # test rows, and their share, that are equal to training rows
 _FEW_CELLS = 20  # different cells of each column of a table whose rows are equal by themselves
-_MOST_NAMED = 3  # targets with a warning of their own
+_MOST_NAMED = 3  # targets, or constant columns, with a warning of their own
 _MISSING = -1e300  # in place of a missing number
 _IMBALANCE = 4.0  # rows of the largest class, as a multiple of the mean of the others
 
@@ -31,13 +32,13 @@ def column_warnings(table: Table) -> list[str]:
     if made.kind == "array":
         return []
     features = table.train.data[:_MOST_ROWS]
-    found, at = [], 0
+    found, at = _constant_columns(made.columns), 0
     for column in made.columns:
         block = features[:, at : at + column.width]
         at += column.width
         if column.kind == "unused":
-            found += [f"column {column.name!r:.60} is constant and left out"] * (column.reason == "constant")
-        elif column.kind == "number" and not column.scale and _numbers_rows(block[:, 0], column, table):
+            continue
+        if column.kind == "number" and not column.scale and _numbers_rows(block[:, 0], column, table):
             found.append(f"column {column.name!r:.60} looks like a row number: each row has a different whole number")
         elif column.kind == "text" and _are_identifiers(block, column):
             found.append(
@@ -47,6 +48,14 @@ def column_warnings(table: Table) -> list[str]:
         elif (share := _explained_target(block if column.kind == "text" else block[:, :1], table)) is not None:
             found.append(f"column {column.name!r:.60} alone predicts {share}: is it known only after the target?")
     return found
+
+
+def _constant_columns(columns: Sequence[Column]) -> list[str]:
+    """A warning for each constant column, or one for more than a few, such as the border pixels of images."""
+    names = [f"{column.name!r:.60}" for column in columns if column.kind == "unused" and column.reason == "constant"]
+    if len(names) <= _MOST_NAMED:
+        return [f"column {name} is constant and left out" for name in names]
+    return [f"{len(names)} columns are constant and left out: {', '.join(names[:_MOST_NAMED])}, ..."]
 
 
 def repeated_rows(table: Table) -> list[str]:

@@ -135,10 +135,10 @@ class MemoryPlan(Pages):
     def _peak(self, need: int) -> int:
         return max(self.base + need + self.copied + self.left, self.reading)
 
-    def budget(self, need: int | None = None) -> int:
-        """The least `memory` that permits a run that needs `need` bytes, by default this one."""
+    def budget(self, need: int | None = None, is_first: bool | None = None) -> int:
+        """The least `memory` that permits a run that needs `need` bytes, by default this one. is_first: with_reserve."""
         need = self.need if need is None else need
-        return with_reserve(self._peak(need), self.base)
+        return with_reserve(self._peak(need), self.base, is_first)
 
     @property
     def fits(self) -> bool:
@@ -209,7 +209,7 @@ class MemoryPlan(Pages):
             )
         if self.available is not None:
             rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
-        points = {show_bytes(need): (self.budget(need), time) for need, time in self.curve}
+        points = {show_bytes(need): (self.budget(need, is_first=True), time) for need, time in self.curve}
         if len(points) > 1:
             shown = ", ".join(f"{show_bytes(budget)} x{time:.2f}" for budget, time in points.values())
             rows.append((CURVE, f"{shown}: --memory, and time of a step"))
@@ -224,7 +224,7 @@ class MemoryPlan(Pages):
 
     def report_programs(self) -> dict[str, Any]:
         """For the page of the plan: the arguments of report.plan_page.Programs."""
-        curve = [(self.budget(need), time) for need, time in self.curve]
+        curve = [(self.budget(need, is_first=True), time) for need, time in self.curve]
         about = [line for line in self.lines() if line[0] != CURVE]  # which is drawn
         return {"plans": self.programs, "about": about, "curve": curve}
 

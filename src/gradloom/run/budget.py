@@ -70,9 +70,11 @@ def budget_bytes(who: str, limit: int | str, held: int) -> int:
     return as_bytes("memory", limit, who)
 
 
-def with_reserve(total: int, held: int) -> int:
-    """The bytes of a plan with those by which a run may exceed it; held: those of `total` that are measured."""
-    least = LATER_RESERVE_BYTES if arena_was_used() else RESERVE_BYTES
+def with_reserve(total: int, held: int, is_first: bool | None = None) -> int:
+    """The bytes of a plan with those by which a run may exceed it; held: those of `total` that are measured. is_first:
+    of the first run of a process; None: if no program has run in this one."""
+    is_first = not arena_was_used() if is_first is None else is_first
+    least = RESERVE_BYTES if is_first else LATER_RESERVE_BYTES
     return total + max(least, int(RESERVE_SHARE * (total - held)))
 
 
