@@ -13,7 +13,7 @@ from ..graph.value import Value
 from .common import f32_values, need_plain
 from .indexing import part
 from .layout import broadcast_to, concat, pad_op, shape_error
-from .rolled import reversed_along
+from .rolled import flip
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
@@ -63,7 +63,7 @@ def _padded_along(x: Value, axis: int, before: int, after: int, mode: str) -> Va
         raise shape_error("pad", x, seen, f"at most {max(most, 0)} on each side")
     if mode == "reflect":
         low, high = part(x, axis, 1, before + 1), part(x, axis, n - 1 - after, n - 1)
-        ends = [reversed_along(low, axis), reversed_along(high, axis)]
+        ends = [flip(low, axis), flip(high, axis)]
     elif mode == "circular":
         ends = [part(x, axis, n - before, n), part(x, axis, 0, after)]
     else:
