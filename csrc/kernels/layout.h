@@ -1,4 +1,4 @@
-// layout.h: the same elements in another place: copy, concat, pad.
+// layout.h: the same elements in another place: copy, flip, concat, pad.
 #pragma once
 #include "walk.h"
 
@@ -15,6 +15,8 @@ template <class T> inline void move_row(const T* x, int64_t sx, T* y, int64_t sy
   } else if (sx == 0 && sy == 1) {
     const T v = *x;
     for (int64_t i = 0; i < n; i++) y[i] = v;
+  } else if (sx == -1 && sy == 1) {
+    for (int64_t i = 0; i < n; i++) y[i] = x[-i];
   } else {
     for (int64_t i = 0; i < n; i++) y[i * sy] = x[i * sx];
   }
@@ -88,6 +90,22 @@ template <class T> inline void move(const Tensor& x, const Tensor& y, int part, 
 inline void plan_copy(const Call& c, KernelPlan& plan) { plan.parts[0] = move_parts(c[1].size()); }
 template <class T> void run_copy(const Call& c, int, int part, int parts, void*) { move<T>(c[0], c[1], part, parts); }
 
+// ---- flip: x from its last element along the axes, by strides below 0 -----------------------------------------
+
+template <class T> void run_flip(const Call& c, int, int part, int parts, void*) {
+  const Tensor& y = c[1];
+  if (y.size() == 0) return;
+  Tensor x = c[0];
+  int64_t last = 0;
+  for (int i = 0; i < c.attr_int(0); i++) {
+    const int64_t axis = c.attr_int(1 + i);
+    last += (x.shape[axis] - 1) * x.strides[axis];
+    x.strides[axis] = -x.strides[axis];
+  }
+  x.data = x.as<T>() + last;
+  move<T>(x, y, part, parts);
+}
+
 // ---- concat: each input into its own window of the output -----------------------------------------------------
 
 inline void plan_concat(const Call& c, KernelPlan& plan) { plan.parts[0] = move_parts(c[c.arg_count - 1].size()); }
@@ -138,6 +156,7 @@ inline constexpr KernelRow kLayoutRows[] = {
     {"copy", "i64", plan_copy, run_copy<int64_t>},
     {"copy", "f16", plan_copy, run_copy<uint16_t>},
     {"copy", "bf16", plan_copy, run_copy<uint16_t>},
+    {"flip", "f32", plan_copy, run_flip<float>},
     {"concat", "f32", plan_concat, run_concat<float>},
     {"pad", "f32", plan_pad, run_pad<float>},
 };

@@ -116,7 +116,7 @@ def _at(x: np.ndarray, start: int, shape: tuple[int, ...], strides: list[int]) -
 
 CATALOGUE = """
 neg abs sgn step sqr sqrt exp expm1 log sin cos relu leaky_relu elu sigmoid tanh gelu gelu_tanh silu softplus clamp
-log1p erf floor ceil round trunc remainder
+log1p erf floor ceil round trunc remainder flip
 scale add sub mul div pow maximum minimum equal less greater relu_back leaky_relu_back elu_back sigmoid_back tanh_back
 gelu_back gelu_tanh_back silu_back clamp_back where cast reshape permute slice broadcast_to copy concat pad sum mean max
 min argmax matmul matmul_act matmul_relu_back get_rows scatter_rows take_batch layer_norm layer_norm_back rms_norm

@@ -146,6 +146,8 @@ REFUSED = [
     (lambda: ops.pad(value(3), [(0, 4)], mode="circular"), gl.ShapeError, "need at most 3 on each side"),
     (lambda: ops.pad(value(0), [(0, 1)], mode="replicate"), gl.ShapeError, "need at most 0 on each side"),
     (lambda: ops.pad(value(3), [(1, 1)], 2.0, "reflect"), gl.SettingError, "value=2.0 has no effect"),
+    (lambda: ops.pad(value(3, 2), (1, 1)), gl.DTypeError, "pad: pads (1, 1) are not usable; need a pair"),
+    (lambda: ops.pad(value(3), 1), gl.DTypeError, "pad: pads 1 are not usable"),
     (lambda: ops.pad(value(3), [(-1, 1)], mode="reflect"), gl.ShapeError, "pad: pads [(-1, 1)] are not usable"),
     (lambda: ops.pad(value(3), [(1, 1), (1, 1)], mode="circular"), gl.ShapeError, "need 1 pairs"),
     (lambda: ops.pad(value(3), [(1, 1)], mode="edge"), gl.SettingError, "use 'replicate'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..base.errors import SettingError
+from ..base.errors import DTypeError, SettingError
 from ..base.habits import value_hint
 from ..graph.leaves import as_value
 from ..graph.scope import user_location
@@ -13,7 +13,7 @@ from ..graph.value import Value
 from .common import f32_values, need_plain
 from .indexing import part
 from .layout import broadcast_to, concat, pad_op, shape_error
-from .rolled import reversed_along
+from .rolled import flip
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
@@ -28,11 +28,15 @@ def pad(x: Any, pads: Sequence[tuple[int, int]], value: float = 0.0, mode: str =
 
     Raises ShapeError for pads of another count or below 0, and for those that the mode cannot fill: "reflect" takes
     less than the extent, "circular" at most the extent, "replicate" an axis that is not empty. SettingError for another
-    mode, and for a value with another mode than "constant".
+    mode, and for a value with another mode than "constant"; DTypeError for pads that are no pairs.
     """
     need_plain("pad", pads=pads)
     check_pad_mode("pad", "mode", mode, PAD_MODES)
-    sides = [(int(a), int(b)) for a, b in pads]
+    try:
+        sides = [(int(a), int(b)) for a, b in pads]
+    except (TypeError, ValueError):
+        need = "a pair (before, after) of whole numbers for each axis"
+        raise DTypeError(f"pad: pads {pads!r} are not usable; need {need}; at {user_location()}") from None
     if mode == "constant":
         ends = {"before": [a for a, _ in sides], "after": [b for _, b in sides]}
         return pad_op(as_value(x), **ends, interior=[0] * len(sides), value=value)
@@ -63,7 +67,7 @@ def _padded_along(x: Value, axis: int, before: int, after: int, mode: str) -> Va
         raise shape_error("pad", x, seen, f"at most {max(most, 0)} on each side")
     if mode == "reflect":
         low, high = part(x, axis, 1, before + 1), part(x, axis, n - 1 - after, n - 1)
-        ends = [reversed_along(low, axis), reversed_along(high, axis)]
+        ends = [flip(low, axis), flip(high, axis)]
     elif mode == "circular":
         ends = [part(x, axis, n - before, n), part(x, axis, 0, after)]
     else:

@@ -1,6 +1,8 @@
-"""The same elements in another place: copy, concat, pad."""
+"""The same elements in another place: copy, flip, concat, pad."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ..calls import Arg, Call, Dispatch, groups_for, joined
 from .table import kernel
@@ -34,6 +36,19 @@ def _copy_small(call: Call) -> list[Dispatch]:
     return [Dispatch(("layout_small",), "move_small", joined([y, x]), groups_for(-(-y.size * size // 4)), (), defines)]
 
 
+def _flip(call: Call) -> list[Dispatch]:
+    """From the last element along the axes, by strides below 0: kernels compute places modulo 2^32."""
+    x, y = call.args
+    axes = call.attrs["axes"]
+    if not y.size:
+        return []
+    last = sum((x.shape[a] - 1) * x.strides[a] for a in axes)
+    seen = x.seen_as(x.shape, [-s if a in axes else s for a, s in enumerate(x.strides)], last)
+    to, flipped = joined([y, seen])
+    args = (to, replace(flipped, strides=tuple(s % (1 << 32) for s in flipped.strides)))
+    return [Dispatch(("layout",), "relocate", args, groups_for(y.size))]
+
+
 def _concat(call: Call) -> list[Dispatch]:
     *inputs, y = call.args
     axis, made, at = call.attrs["axis"], [], 0
@@ -56,6 +71,7 @@ def _pad(call: Call) -> list[Dispatch]:
 
 
 kernel("copy", "f32 i32", _copy)
+kernel("flip", "f32", _flip)
 kernel("copy", "i64", _copy_wide)
 kernel("copy", "u8 f16 bf16", _copy_small)
 kernel("concat", "f32", _concat)
