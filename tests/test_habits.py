@@ -363,20 +363,15 @@ gl.ops.solve_tri(x, x) -> AttributeError: use gl.ops.solve_triangular
 gl.ops.index_select(x, 0, x) -> AttributeError: use gl.ops.take(x, ids, axis)
 gl.ops.take_along_axis(x, x, 0) -> AttributeError: use gl.ops.gather(x, ids, axis)
 gl.ops.topk(x, 1) -> AttributeError: use gl.ops.top_k(x, k)
-gl.ops.top_k(x, 1, dim=0) -> TypeError: use axis=
 gl.ops.sort(x, stable=True) -> TypeError: leave it out
 gl.ops.gather(x, index=x, dim=0) -> TypeError: use ids=
 gl.ops.scatter(x, 0, x, x) -> AttributeError: use gl.ops.scatter_add(x, ids, src, axis)
-gl.ops.cumsum(x, dim=0) -> TypeError: use axis=
 gl.ops.solve_triangular(x, x, upper=True) -> TypeError: use lower=
 x.cumsum(0) -> AttributeError: use gl.ops.cumsum(x)
 x.topk(1) -> AttributeError: use gl.ops.top_k(x, k)
 x.gather(0, x) -> AttributeError: use gl.ops.gather(x)
-gl.ops.var(x, dim=0) -> TypeError: use axes=
 gl.ops.std(x, ddof=1) -> TypeError: use correction=
 gl.ops.var(x, unbiased=True) -> TypeError: use correction=1
-gl.ops.logsumexp(x, dim=0, keepdim=True) -> TypeError: use axes=
-gl.ops.argmin(x, dim=0) -> TypeError: use axis=
 gl.ops.le(x, x) -> AttributeError: use gl.ops.less_equal(x, y)
 gl.ops.ne(x, x) -> AttributeError: use gl.ops.not_equal(x, y)
 x.var(0) -> AttributeError: use gl.ops.var(x)

@@ -346,7 +346,6 @@ for _function in (
     concat, stack, split, pad, conv2d, max_pool2d, avg_pool2d, dropout, layer_norm, rms_norm, batch_norm,
     group_norm, cross_entropy, mse, glu, adaptive_avg_pool2d,
     adaptive_max_pool2d, interpolate, conv1d, conv_transpose1d, conv_transpose2d,
-    argmin, logsumexp, var, std, cross,
     softplus, einsum, roll, flip, tril, triu, diag, outer, norm, l2_norm, unfold, fold,
     argmin, logsumexp, var, std, cross, cumsum, cumprod, sort, argsort, top_k, gather, scatter_add, take, one_hot,
     solve_triangular,
