@@ -33,11 +33,11 @@ set_up() {
   [ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
   .venv/bin/pip install --quiet --upgrade pip
   local extras=test,dev
-  [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu,sklearn,parquet,browser,docs
+  [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu,sklearn,parquet,browser,docs,onnx
   [ "$mode" = --client ] && extras+=,client
   .venv/bin/pip install --quiet -e ".[$extras]"
   case $mode in
-    --full | --long) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 trl==1.16.0 pandas polars ;;
+    --full | --long) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 trl==1.16.0 pandas polars onnxruntime ;;
     --client) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 sentencepiece==0.2.3 ;;
   esac
 }

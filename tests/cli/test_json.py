@@ -77,7 +77,7 @@ def test_every_document_is_as_it_is_declared(
     ]
     undone = {"gradloom.export/1"}
     if importlib.util.find_spec("onnx") is not None:
-        found.append(printed(capsys, "export", fitted, "-o", tmp_path / "net.onnx"))
+        found.insert(-1, printed(capsys, "export", fitted, "-o", tmp_path / "net.onnx"))
         undone.clear()
     assert next(iter(found[0])) == "schema" and found[0] == found[-1]
     for folder in (fitted, tmp_path / "n", tmp_path / "a.run"):
