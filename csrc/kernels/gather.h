@@ -26,22 +26,36 @@ inline void gather_plan(const Call& call, KernelPlan& plan) {
   plan.parts[0] = parts_for(static_cast<double>(call[1].size()), 32 * 1024);
 }
 
+// move(position of an id, place of its row, column) for each id of rows [begin, end) and columns `cols`
+template <class Move>
+inline void gather_each(const Call& call, const GatherAxes& a, int64_t begin, int64_t end, Range cols, Move&& move) {
+  const int32_t* ids = call[1].as<const int32_t>();
+  const uint64_t n = static_cast<uint64_t>(a.n);
+  if (a.inner == 1) {
+    for (int64_t at = begin; at < end; at++) {
+      const int64_t id = ids[at];
+      if (static_cast<uint64_t>(id) >= n) call.status->fail(Stop::index, at, id);
+      else move(at, id, 0);
+    }
+    return;
+  }
+  for (int64_t r = begin; r < end; r++)
+    for (int64_t c = cols.begin; c < cols.end; c++) {
+      const int64_t at = r * a.inner + c, id = ids[at];
+      if (static_cast<uint64_t>(id) >= n) call.status->fail(Stop::index, at, id);
+      else move(at, id * a.inner, c);
+    }
+}
+
 template <class T> inline void gather_run(const Call& call, int, int part, int parts, void*) {
   const GatherAxes a = gather_axes(call[0], call[1], static_cast<int>(call.attr_int(0)));
-  const T* x = call[0].as<const T>();
-  const int32_t* ids = call[1].as<const int32_t>();
   T* y = call[2].as<T>();
   const Range rows = part_range(a.outer * a.m, part, parts);
-  if (rows.begin == rows.end) return;
-  int64_t at = rows.begin * a.inner, j = rows.begin % a.m;
-  const T* from = x + rows.begin / a.m * a.n * a.inner;
-  for (int64_t r = rows.begin; r < rows.end; r++) {
-    for (int64_t c = 0; c < a.inner; c++, at++) {
-      const int64_t id = ids[at];
-      if (id < 0 || id >= a.n) call.status->fail(Stop::index, at, id);
-      else y[at] = from[id * a.inner + c];
-    }
-    if (++j == a.m) j = 0, from += a.n * a.inner;
+  for (int64_t r = rows.begin, end; r < rows.end; r = end) {
+    const int64_t o = r / a.m;
+    end = (o + 1) * a.m < rows.end ? (o + 1) * a.m : rows.end;
+    const T* from = call[0].as<const T>() + o * a.n * a.inner;
+    gather_each(call, a, r, end, {0, a.inner}, [=](int64_t at, int64_t row, int64_t c) { y[at] = from[row + c]; });
   }
 }
 
@@ -65,21 +79,15 @@ inline void gather_back_plan(const Call& call, KernelPlan& plan) {
 inline void gather_back_run(const Call& call, int, int part, int parts, void*) {
   const GatherAxes a = gather_axes(call[2], call[1], static_cast<int>(call.attr_int(0)));
   const float* g = call[0].as<const float>();
-  const int32_t* ids = call[1].as<const int32_t>();
-  float* y = call[2].as<float>();
   const bool by_columns = gather_split(call).columns;
   const Range lines = by_columns ? Range{0, a.outer} : part_range(a.outer, part, parts);
   const Range cols = by_columns ? part_range(a.inner, part, parts, 16) : Range{0, a.inner};
   for (int64_t o = lines.begin; o < lines.end; o++) {
-    float* to = y + o * a.n * a.inner;
+    float* to = call[2].as<float>() + o * a.n * a.inner;
     for (int64_t i = 0; i < a.n; i++)
       for (int64_t c = cols.begin; c < cols.end; c++) to[i * a.inner + c] = 0;
-    for (int64_t j = 0; j < a.m; j++)
-      for (int64_t c = cols.begin; c < cols.end; c++) {
-        const int64_t at = (o * a.m + j) * a.inner + c, id = ids[at];
-        if (id < 0 || id >= a.n) call.status->fail(Stop::index, at, id);
-        else to[id * a.inner + c] += g[at];
-      }
+    gather_each(call, a, o * a.m, (o + 1) * a.m, cols,
+                [=](int64_t at, int64_t row, int64_t c) { to[row + c] += g[at]; });
   }
 }
 

@@ -12,7 +12,7 @@
 
 namespace gradloom::GL_ISA {
 
-constexpr int64_t kSolveColumns = 16;
+constexpr int64_t kSolveColumns = 32;
 
 inline int64_t solve_blocks(const Tensor& b) { return (b.shape[b.rank - 1] + kSolveColumns - 1) / kSolveColumns; }
 
@@ -37,10 +37,16 @@ inline void solve_sums(const KnownRows& rows, double* sum, int64_t columns) {
     sum[0] = (s[0] + s[1]) + (s[2] + s[3]);
   } else if (columns == kSolveColumns) {
     double s[kSolveColumns] = {};
-    for (int64_t l = 0; l < rows.count; l++, a += rows.a_next, x += rows.x_next) {
-      const double f = *a;
-      for (int64_t c = 0; c < kSolveColumns; c++) s[c] += f * static_cast<double>(x[c]);
+    const int64_t a1 = rows.a_next, x1 = rows.x_next;
+    int64_t l = 0;
+    for (; l + 4 <= rows.count; l += 4, a += 4 * a1, x += 4 * x1) {  // sums leave the registers once in four rows
+      const double f0 = a[0], f1 = a[a1], f2 = a[2 * a1], f3 = a[3 * a1];
+      for (int64_t c = 0; c < kSolveColumns; c++)
+        s[c] = (((s[c] + f0 * static_cast<double>(x[c])) + f1 * static_cast<double>(x[x1 + c])) +
+                f2 * static_cast<double>(x[2 * x1 + c])) + f3 * static_cast<double>(x[3 * x1 + c]);
     }
+    for (; l < rows.count; l++, a += a1, x += x1)
+      for (int64_t c = 0; c < kSolveColumns; c++) s[c] += static_cast<double>(*a) * static_cast<double>(x[c]);
     for (int64_t c = 0; c < kSolveColumns; c++) sum[c] = s[c];
   } else {
     for (int64_t c = 0; c < columns; c++) sum[c] = 0;
