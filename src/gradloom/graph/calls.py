@@ -69,7 +69,6 @@ def computed(node: Node, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     for array in given:
         array.flags.writeable = False
     outputs = [Spec(v.shape, v.dtype) for v in node.outputs]
-    place = f"{call.name} {node.label}" if node.name else node.label
     try:
         with locks.user_code():
             made = call.compute(given, outputs)
@@ -77,12 +76,16 @@ def computed(node: Node, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
                 _as_result(call.result(i), one, spec) for i, (one, spec) in enumerate(zip(made, outputs, strict=True))
             ]
     except UserOpError as error:
-        raise UserOpError(f"{place}: {error}") from error.__cause__
+        raise UserOpError(f"{_place(node)}: {error}") from error.__cause__
     except Exception as error:
         text = _text_of(error)
         seen = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        raise UserOpError(f"{place}: {seen if len(seen) <= 300 else seen[:297] + '...'}") from error
+        raise UserOpError(f"{_place(node)}: {seen if len(seen) <= 300 else seen[:297] + '...'}") from error
     return results
+
+
+def _place(node: Node) -> str:
+    return f"{node.title} {node.label}" if node.name else node.label
 
 
 def _text_of(error: Exception) -> str:

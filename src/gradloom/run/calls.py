@@ -28,6 +28,7 @@ from .planned import PlannedExecutable
 
 BytesOf = Callable[[int, int, int, "np.ndarray | None"], np.ndarray]
 Native = tuple[list[tuple[str, str]], np.ndarray, np.ndarray]  # kernels, instructions, arguments
+Place = tuple[int, int, int, "tuple[int, ...]", np.dtype, "tuple[int, ...]"]  # segment, offset, bytes; array there
 _EMPTY: Form = (f32.code, (0,), (1,), 0)
 
 
@@ -61,7 +62,7 @@ class PlannedCall:
         self.node: Node = executable.plan.order.steps[at]
         first = int(bytecode.instructions[at]["arg_first"])
         values = [v for v in (*self.node.inputs, *self.node.outputs) if v is not None]
-        self._args = [(arg, v.dtype.numpy) for arg, v in zip(bytecode.args[first:], values, strict=False)]
+        self._args = [_place(arg, v.dtype.numpy) for arg, v in zip(bytecode.args[first:], values, strict=False)]
         self._dead = [one[1:] for one in bytecode.dead if one[0] == at]
         self.least = self.total = self.runs = 0  # nanoseconds
 
@@ -69,18 +70,14 @@ class PlannedCall:
         """Compute it. row: the settings of the step. The (output, element) of the first number that is not finite,
         where the executable's switches ask for that. UserOpError as `computed`."""
         executable, begun = self.executable, time.perf_counter_ns()
-        arrays = [self._array(i, row) for i in range(len(self._args))]
+        arrays = [self._array(place, row) for place in self._args]
         count = len(arrays) - len(self.node.outputs)
-        with np.errstate(over="ignore"):
-            results = [
-                r.astype(a.dtype) for r, a in zip(computed(self.node, arrays[:count]), arrays[count:], strict=True)
-            ]
-        bad = None
-        for i, (array, result) in enumerate(zip(arrays[count:], results, strict=True)):
-            array[...] = result
-            if bad is None and executable.switches.check >= 2 and result.dtype.kind == "f":
-                found = np.flatnonzero(~np.isfinite(result))
-                bad = (i, int(found[0])) if found.size else None
+        results, bad = computed(self.node, arrays[:count]), None
+        with np.errstate(over="ignore"):  # numbers beyond f32
+            for array, result in zip(arrays[count:], results, strict=True):
+                array[...] = result
+        if executable.switches.check >= 2:
+            bad = next(filter(None, map(_first_bad, range(len(results)), arrays[count:])), None)
         took = time.perf_counter_ns() - begun
         self.least, self.total = min(self.least, took) if self.runs else took, self.total + took
         self.runs += 1
@@ -93,18 +90,29 @@ class PlannedCall:
         """Begin to measure anew."""
         self.least = self.total = self.runs = 0
 
-    def _array(self, i: int, row: np.ndarray | None) -> np.ndarray:
-        """Argument i where it lies."""
-        arg, kind = self._args[i]
-        rank, segment = int(arg["rank"]), int(arg["segment"])
-        shape = tuple(arg["shape"][:rank].tolist())
+    def _array(self, place: Place, row: np.ndarray | None) -> np.ndarray:
+        """An argument where it is stored."""
+        segment, offset, size, shape, kind, strides = place
         if segment == NO_SEGMENT or 0 in shape:
             return np.empty(shape, kind)
-        held = self.bytes_of(segment, int(arg["offset"]), int(arg["bytes"]), row)
-        strides = tuple(n * kind.itemsize for n in arg["strides"][:rank].tolist())
-        return np.lib.stride_tricks.as_strided(held.view(kind), shape, strides)
+        return np.ndarray(shape, kind, self.bytes_of(segment, offset, size, row), 0, strides)
 
     @property
     def node_id(self) -> int:
         """The node in the bytecode."""
         return self.node.id & NODE_MASK
+
+
+def _first_bad(i: int, array: np.ndarray) -> tuple[int, int] | None:
+    """The (output, element) of its first number that is not finite."""
+    if array.dtype.kind != "f":
+        return None
+    found = np.flatnonzero(~np.isfinite(array))
+    return (i, int(found[0])) if found.size else None
+
+
+def _place(arg: np.void, kind: np.dtype) -> Place:
+    rank = int(arg["rank"])
+    shape, strides = (tuple(arg[name][:rank].tolist()) for name in ("shape", "strides"))
+    bytes_ = tuple(n * kind.itemsize for n in strides)
+    return int(arg["segment"]), int(arg["offset"]), int(arg["bytes"]), shape, kind, bytes_
