@@ -22,16 +22,14 @@ constexpr int kTileWords = kTileSide * kTileSide;
 class TileRegisters {
  public:
   TileRegisters() {
-    struct __attribute__((packed)) Shapes {
+    struct Shapes {
       uint8_t palette = 1, start = 0, reserved[14] = {};
-      uint16_t bytes[16] = {};
-      uint8_t rows[16] = {};
+      uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {kTileSide, kTileSide, kTileSide, kTileSide, kTileSide, kTileSide, kTileSide, kTileSide};
     };
-    alignas(64) Shapes shapes;
-    for (int t = 0; t < 8; t++) {
-      shapes.bytes[t] = 64;
-      shapes.rows[t] = kTileSide;
-    }
+    static_assert(sizeof(Shapes) == 64);
+    // A constant in memory: GCC's _tile_loadconfig declares that it reads 8 bytes, so stores of the others are removed.
+    alignas(64) static constexpr Shapes shapes;
     _tile_loadconfig(&shapes);
   }
   ~TileRegisters() { _tile_release(); }
