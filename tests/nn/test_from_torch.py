@@ -225,6 +225,15 @@ def test_load_state_dict_lists_all_faults_in_one_line() -> None:
         nn.torch_state_dict(net, tnn.Sequential(tnn.Linear(2, 4), tnn.BatchNorm1d(4)))
 
 
+def test_load_state_dict_takes_parameters_and_tensors_of_both_libraries() -> None:
+    module, mine, net = tnn.Linear(3, 2), nn.Linear(3, 2).init(4), nn.Linear(3, 2)
+    net.load_state_dict(mine.named_parameters())
+    np.testing.assert_array_equal(net.weight.numpy(), mine.weight.numpy())
+    net.load_state_dict({name: gl.tensor(p) for name, p in mine.named_parameters().items()})
+    net.load_state_dict(dict(module.named_parameters()))
+    np.testing.assert_array_equal(net.weight.numpy(), module.weight.detach().numpy())
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [

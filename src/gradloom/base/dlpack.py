@@ -73,7 +73,7 @@ def array_of(place: str, tensor: Any) -> np.ndarray:
     """The numbers of an array or of a tensor of another library, without a copy where that is possible."""
     if isinstance(tensor, np.ndarray) or not hasattr(tensor, "__dlpack__"):
         return as_array(place, tensor)
-    if hasattr(tensor, "detach"):
+    if getattr(tensor, "requires_grad", False):  # of PyTorch
         tensor = tensor.detach()
     if getattr(tensor, "is_cpu", True) is False:
         tensor = tensor.cpu()
