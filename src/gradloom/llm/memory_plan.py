@@ -136,7 +136,8 @@ class MemoryPlan(Pages):
         return max(self.base + need + self.copied + self.left, self.reading)
 
     def budget(self, need: int | None = None, is_first: bool | None = None) -> int:
-        """The least `memory` that permits a run that needs `need` bytes, by default this one. is_first: with_reserve."""
+        """The least `memory` that permits a run that needs `need` bytes, by default this one. is_first: as of
+        with_reserve."""
         need = self.need if need is None else need
         return with_reserve(self._peak(need), self.base, is_first)
 
