@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -98,3 +100,23 @@ def test_the_error_says_step_cause_and_hint():
     assert str(step_error(1, cause)).endswith("; begin with finite parameters")
     assert str(step_error(2, cause)).endswith("; a smaller learning rate may help")
     assert str(step_error(3, "mul#4")).endswith("a smaller learning rate or scaled inputs may help")
+
+
+def test_a_gradient_without_a_name_is_behind_its_forward_node():
+    """Its own line is that of `fit`; the error also names the line of the forward node."""
+
+    class Length(gl.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = gl.nn.Linear(2, 2, bias=False)
+
+        def forward(self, x):
+            y = self.dense(x)
+            return gl.ops.sqrt(gl.ops.sum(y * y, 1)).reshape(-1, 1)
+
+    line = next(
+        i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "ops.sqrt(gl.ops.sum(y" in text
+    )
+    x = np.zeros((4, 2), np.float32)
+    with pytest.raises(gl.NonFiniteError, match=rf"produced a number .*, behind sqrt\S* at test_diagnose.py:{line};"):
+        gl.fit(Length(), (x, np.ones((4, 1), np.float32)), loss="mse", progress=False)

@@ -112,7 +112,8 @@ def _parameter(node: Node | None) -> str | None:
 
 
 def _behind(node: Node | None) -> str:
-    """The parameter that is nearest in front of a node without a name: where in the model it is."""
+    """Where in the model a node without a name is: the nearest parameter in front of it, or the nearest node of another
+    line, as that of the forward node for a gradient, whose own line is that of the training."""
     queue, seen = [node] if node is not None and not node.name else [], set()
     for one in queue:  # by distance
         for value in one.inputs:
@@ -121,6 +122,8 @@ def _behind(node: Node | None) -> str:
             seen.add(value.node)
             if value.node.op.name == "parameter":
                 return f", behind {value.node.attrs['stored'].name}"
+            if node is not None and value.node.where != node.where and not value.node.op.leaf:
+                return f", behind {value.node.label}"
             queue.append(value.node)
     return ""
 
