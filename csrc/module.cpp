@@ -13,6 +13,7 @@
 #include "faults.h"
 #include "peaks.h"
 #include "processor.h"
+#include "quantise.h"
 #include "threads.h"
 #include "tuning.h"
 #include "vm.h"
@@ -285,6 +286,18 @@ NB_MODULE(_core, m) {
     return nb::make_tuple(nb::tuple(parts), plan.scratch_bytes, plan.workspace_bytes);
   }, nb::arg("isa"), nb::arg("name"), nb::arg("signature"), nb::arg("args"), nb::arg("attrs"),
      "(parts of each phase, scratch bytes per thread, workspace bytes) of a kernel on these shapes.");
+  m.def("quantise", [](nb::handle values, int type, nb::handle out, int threads) {
+    const Bytes b0(values, false, "values"), b1(out, true, "out");
+    size_t count;
+    const float* x = b0.as<float>("values", count);
+    const DType t = static_cast<DType>(type);
+    const size_t need = type < 0 || type > 255 ? 0 : count / static_cast<size_t>(dtype_block(t)) * dtype_bytes(t);
+    if (b1.bytes() != need)
+      throw std::invalid_argument("quantise: out has " + std::to_string(b1.bytes()) + " bytes; need " +
+                                  std::to_string(need));
+    without_gil([&] { quantise(t, x, count, b1.data(), threads); });
+  }, nb::arg("values"), nb::arg("type"), nb::arg("out"), nb::arg("threads") = 1,
+     "Write f32 numbers, whole blocks, as blocks of a quantised type; the same bytes for any number of threads.");
   m.def("cores", &cores, "CPUs that this process may use: the most threads that a run gets.");
   m.def("set_cores", &set_cores, nb::arg("n"), "Pretend to have n CPUs (0: ask the system): for tests of the pool.");
   m.def("processor", [] {

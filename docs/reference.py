@@ -22,7 +22,7 @@ from gradloom.graph.opspec import OpSpec
 # Names of `gl` itself by subject, in the order of the page.
 SECTIONS = {
     "Training": "fit evaluate predict epoch Trainer EpochResult Result set_loss seed",
-    "Saving and reports": "save load report stats",
+    "Saving and reports": "save load save_gguf load_gguf report stats",
     "Other libraries": "from_dlpack export_onnx import_onnx",
     "Ops of your own": "op",
     "Graphs": (

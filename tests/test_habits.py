@@ -608,7 +608,7 @@ def test_instructions_of_the_command_name_its_options_and_commands():
         ("generate m --n-predict 4", "use --max-tokens;"), ("generate m --temp 0", "use --temperature;"),
         ("generate m --lora-path a", "use --lora;"), ("predict m d --outfile x", "use --out;"),
         ("train x", "gradloom fit DATA"), ("eval m d", "gradloom evaluate"), ("perplexity m d", "gradloom evaluate"),
-        ("quantize m", "not supported"), ("list", "gradloom runs"), ("inspect m", "gradloom info"),
+        ("list", "gradloom runs"), ("inspect m", "gradloom info"),
         ("fit x.csv --epocs 3", "did you mean --epochs"),
         ("fit x.csv --test-size 0.2", "use --test FILE; without it"), ("fit x.csv --weight-decay 1", "leave it"),
         ("fit x.csv --output_dir o", "use --out;"), ("fit x.csv --lr-scheduler cosine", "leave it out: the rate falls"),

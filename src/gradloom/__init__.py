@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .base.habits import missing_name
 from .base.hooks import (
+    dequantizer,
     device_backends,
     eager_recorder,
     need_device,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from .run.compare import check_gradients, compare
     from .run.compile import compile
     from .runs.capsules import capsule, replay
+    from .tables.gguf_file import load_gguf, save_gguf
     from .tables.saving import load, save
     from .train.dp_train import DPResult, dp_train
     from .train.epoch import epoch
@@ -116,6 +118,7 @@ __all__ = [
     "input",
     "llm",
     "load",
+    "load_gguf",
     "losses",
     "metrics",
     "named",
@@ -130,6 +133,7 @@ __all__ = [
     "replay",
     "report",
     "save",
+    "save_gguf",
     "scope",
     "seed",
     "set_loss",
@@ -160,6 +164,7 @@ _HOMES = {
     ".train.fit": "evaluate fit predict",
     ".train.result": "EpochResult Result",
     ".runs.capsules": "capsule replay",
+    ".tables.gguf_file": "load_gguf save_gguf",
     ".tables.saving": "load save",
     ".train.session": "Graph set_loss",
     ".train.trainer": "Trainer",
@@ -182,6 +187,7 @@ profiler.connect(lambda: import_module(".run.profile", __name__).profile)
 shower.connect(lambda: import_module(".run.watch", __name__).print_shown)
 watcher.connect(lambda: import_module(".run.watch", __name__).watch)
 write_file.connect(lambda: import_module(".files.atomic", __name__).write_whole)
+dequantizer.connect(lambda: import_module(".run.dequantise", __name__).dequantize)
 device_backends["gpu"] = lambda: import_module(".gpu.walk", __name__)  # and with it the backend
 
 

@@ -62,6 +62,7 @@ def test_every_document_is_as_it_is_declared(
         printed(capsys, "profile", model, "--context", 8, "--steps", 1, "--trace", tmp_path / "trace.json"),
         printed(capsys, "profile", fitted, "--steps", 1),
         printed(capsys, "merge", model, tuned, "--out", tmp_path / "merged.gguf"),
+        printed(capsys, "quantize", model, "--out", tmp_path / "small.gguf", "--type", "q8_0"),
         printed(capsys, "embed", model, text),
         printed(capsys, "info", tuned),
         printed(capsys, "info", model),

@@ -68,6 +68,7 @@ COMMANDS = {
     "merge over the adapter": (["merge", "m.gguf", "a.gguf"], "-o", "a.gguf"),
     "merge over the model": (["merge", "m.gguf", "a.gguf"], "-o", "m.gguf"),
     "merge over a folder's file": (["merge", "m.gguf", "peft"], "-o", "peft/adapter_model.safetensors"),
+    "quantize over the model": (["quantize", "m.gguf"], "-o", "m.gguf"),
     "predict over the rows": (["predict", "fitted", "w.csv"], "--out", "w.csv"),
     "predict over the model": (["predict", "fitted/model.safetensors", "w.csv"], "--out", "fitted/model.safetensors"),
     "predict into the model's folder": (["predict", "fitted", "w.csv"], "--out", "fitted/model.safetensors"),

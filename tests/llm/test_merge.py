@@ -21,7 +21,8 @@ from gradloom.files.gguf_types import KINDS
 from gradloom.llm.adapter_arrays import AdapterArrays
 from gradloom.llm.adapter_gguf import write_adapter_gguf
 from gradloom.llm.adapter_peft import write_peft
-from gradloom.llm.merge import FILE_TYPES, merge
+from gradloom.llm.conversion import FILE_TYPES
+from gradloom.llm.merge import TYPES, merge
 from gradloom.llm.model import load
 from gradloom.llm.trained_tensors import TrainedTensors
 from tests.real_data import DATA
@@ -59,10 +60,9 @@ def expected(base, adapter, name, kind):
 
 def test_every_type_that_the_package_can_write_is_there():
     assert {
-        name: getattr(gguf.LlamaFileType, "ALL_F32" if name == "f32" else f"MOSTLY_{name.upper()}")
-        for name in FILE_TYPES
-    } == FILE_TYPES
-    for name in FILE_TYPES:
+        name: getattr(gguf.LlamaFileType, "ALL_F32" if name == "f32" else f"MOSTLY_{name.upper()}") for name in TYPES
+    } == {name: FILE_TYPES[name] for name in TYPES}
+    for name in TYPES:
         gguf.quantize(np.ones((1, 32), "f4"), gguf.GGMLQuantizationType[name.upper()])
     for name in ("q2_k", "q4_k", "q6_k"):
         with pytest.raises(NotImplementedError):
@@ -70,7 +70,7 @@ def test_every_type_that_the_package_can_write_is_there():
 
 
 @pytest.mark.parametrize("source", ["f32", "f16", "q8_0", "q4_k"])
-@pytest.mark.parametrize("kind", FILE_TYPES)
+@pytest.mark.parametrize("kind", TYPES)
 def test_all_types(tmp_path, source, kind):
     base, path, adapter = prepare(tmp_path, source)
     done = merge(base.path, path, tmp_path / "out.gguf", kind)
@@ -105,7 +105,7 @@ def test_quantised_weights_are_decoded_by_the_core_to_the_same_bits(tmp_path, mo
         raise AssertionError("the gguf package should not decode")
 
     monkeypatch.setattr(gguf, "dequantize", refused)
-    monkeypatch.setattr(importlib.import_module("gradloom.llm.merge"), "_PIECE", 3 * 256)
+    monkeypatch.setattr(importlib.import_module("gradloom.llm.conversion"), "_PIECE", 3 * 256)
     merge(base.path, path, tmp_path / "out.gguf", "f32")
     out = open_gguf(tmp_path / "out.gguf")
     for name, data in wanted.items():
@@ -180,7 +180,7 @@ def test_some_rows_at_a_time(tmp_path, monkeypatch):
     """Pieces of any size give the same bytes; memory is that of a piece, not of a tensor."""
     base, path, _ = prepare(tmp_path, "q8_0", width=256, shape="tiny", names=["output.weight"], vocab=12_000)
     merge(base.path, path, tmp_path / "1.gguf", "q4_0")
-    monkeypatch.setattr(importlib.import_module("gradloom.llm.merge"), "_PIECE", 5000)
+    monkeypatch.setattr(importlib.import_module("gradloom.llm.conversion"), "_PIECE", 5000)
     merge(base.path, path, tmp_path / "2.gguf", "q4_0")
     assert (tmp_path / "1.gguf").read_bytes() == (tmp_path / "2.gguf").read_bytes()
     tracemalloc.start()

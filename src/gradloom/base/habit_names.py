@@ -414,7 +414,7 @@ opt_default_params opt_get_default_optimizer_params opt_get_constant_optimizer_p
 opt_alloc opt_eval: use gl.Trainer(model).step(x, y)
 ADAMW OPT_OPTIMIZER_TYPE_ADAMW: use gl.optim.AdamW(lr=1e-3)
 GGML_TYPE_F32 TYPE_F32 type_f32: use the text "f32" as dtype
-quantize quantize_chunk: not supported alone; use gl.llm.merge(model_path, adapter_path, out_path, kind="q8_0")
+quantize quantize_chunk: use gl.llm.quantize(model_path, out_path, "q4_k_m"), or gl.save_gguf(net, path, types="q8_0")
 gguf_init_from_file: use gl.llm.load("model.gguf")
 Dense: use gl.nn.Linear(n_in, n_out, activation=None)
 SELU: not supported; use gl.nn.GELU()
@@ -658,7 +658,7 @@ summary: use print(model)
 MLPClassifier: use gl.sklearn.Classifier()
 MLPRegressor: use gl.sklearn.Regressor()
 classification_report: use metrics= of gl.evaluate
-AutoModelForCausalLM AutoModel Llama from_pretrained FastLanguageModel load_gguf: use gl.llm.load("model.gguf")
+AutoModelForCausalLM AutoModel Llama from_pretrained FastLanguageModel: use gl.llm.load("model.gguf")
 AutoTokenizer: use gl.llm.load("model.gguf").tokenizer
 pipeline: use gl.llm.generate(model, prompt)
 LoraConfig Lora: use gl.llm.LoRA(rank=8, alpha=16)
@@ -914,7 +914,6 @@ perplexity ppl: use gradloom evaluate MODEL DATA
 infer complete: use gradloom generate MODEL --prompt TEXT
 run: use gradloom generate MODEL --prompt TEXT, or gradloom chat MODEL
 fuse export-lora: use gradloom merge MODEL ADAPTER --out FILE.gguf
-quantize: not supported alone; gradloom merge MODEL ADAPTER --type q8_0 writes a quantised model
 show inspect: use gradloom info FILE
 list ls: use gradloom runs
 resume: use gradloom fit --resume, or gradloom finetune --out FILE --resume

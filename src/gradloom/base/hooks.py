@@ -48,4 +48,5 @@ watcher: Hook[[Any, Any, Any, Any, Any], Any] = Hook()  # (executable, ...): run
 shower: Hook[[Any, Any], None] = Hook()  # (executable, nodes of gl.ops.show): run/watch.py: print_shown
 print_value: Hook[[str, Any], None] = Hook()  # (name, array): a line of gl.ops.show (run/show.py)
 write_file: Hook[[str | os.PathLike[str], bytes], None] = Hook()  # writes a file whole or not at all (files/atomic.py)
+dequantizer: Hook[[Any, str, tuple[int, ...]], Any] = Hook()  # (bytes, type, shape): an f32 array (run/dequantise.py)
 device_backends: dict[str, Callable[[], object]] = {}  # by name: imports a backend, which registers itself

@@ -111,6 +111,15 @@ INFO_MODEL = Document(
 
 # ---- texts -----------------------------------------------------------------------------------------------------------
 
+_QUANTIZED = (
+    Key("name", str, "of the tensor"),
+    Key("type_before", str, "in the model"),
+    Key("type", str, "in the new file"),
+    Key("bytes_before", int, "in the model", "bytes"),
+    Key("bytes", int, "in the new file", "bytes"),
+    Key("rmse", float, "root mean square of the rounding errors; 0 for a copied tensor"),
+    Key("rms", float, "root mean square of the numbers; 0 for a copied tensor"),
+)
 MERGE = Document(
     "gradloom.merge/1",
     "`gradloom merge --json`",
@@ -135,6 +144,25 @@ EXPORT = Document(
         Key("bytes", int, "size of the file", "bytes"),
         Key("inputs", dict[str, dict[str, Any]], 'inputs of the file by name: `dtype`, and `shape` with "rows"'),
         Key("outputs", dict[str, dict[str, Any]], "likewise, the outputs"),
+        Key("seconds", float, "wall-clock time", "s"),
+    ),
+)
+QUANTIZE = Document(
+    "gradloom.quantize/1",
+    "`gradloom quantize --json`",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("out", str, "the file that was written"),
+        Key("type", str, "of the file: a type or a mixture of types"),
+        Key("bytes", int, "size of the file", "bytes"),
+        Key("tensor_bytes_before", int, "all tensors of the model", "bytes"),
+        Key("tensor_bytes", int, "all tensors of the new file", "bytes"),
+        Key("bits_per_weight", float, "of all tensors of the new file", "bits"),
+        Key("types", dict[str, int], "tensors by type"),
+        Key("rmse", float, "root mean square of the rounding errors of the converted tensors"),
+        Key("rms", float, "root mean square of the numbers of the converted tensors"),
+        Key("tensors", [_QUANTIZED], "each tensor, in the file's order"),
+        Key("notes", list[str], "other types than those asked for, large errors"),
         Key("seconds", float, "wall-clock time", "s"),
     ),
 )

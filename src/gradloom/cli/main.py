@@ -45,7 +45,7 @@ from .progress import Uploads
 
 _COMMANDS = (
     "fit", "predict", "finetune", "rerun", "runs", "report", "generate", "chat", "embed", "evaluate", "compare", "plan",
-    "verify", "profile", "rebuild", "capsule", "replay", "info", "merge", "export", "doctor",
+    "verify", "profile", "rebuild", "capsule", "replay", "info", "merge", "quantize", "export", "doctor",
 )  # fmt: skip
 _LONGEST = 2000  # characters of an error, whose middle is left out: input may be of any length
 

@@ -224,7 +224,7 @@ def _load_gguf(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dic
     scalars = _scalar_names(path, metadata.pop(_SCALARS, "[]"))
     arrays: dict[str, np.ndarray] = {}
     for name, tensor in file.tensors.items():
-        array = np.array(file.array(name))  # a copy: the file may change or go away
+        array = file.decoded(name)  # a copy: the file may change or go away
         arrays[name] = array.reshape(() if name in scalars and array.size == 1 else tensor.shape)
     if metadata.get("general.architecture") == "gradloom":
         del metadata["general.architecture"]

@@ -21,14 +21,17 @@ from typing import Any
 
 import numpy as np
 
+from ..base.dtypes import QUANTISED
 from ..base.errors import FileError
 from ..base.extras import optional
+from ..base.hooks import dequantizer
 from ..base.reasons import reason_of, remedy_of
 from .gguf_fields import Field, Metadata
 from .gguf_head import Head, TensorInfo
 from .gguf_types import NO_WEIGHTS, PLAIN, show_name
 
 _PIECE = 1 << 20  # elements that are converted at a time
+_QUANTISED = frozenset(kind.name for kind in QUANTISED)  # decoded by the core
 
 
 class GGUF:
@@ -98,6 +101,15 @@ class GGUF:
                 f"{self.path}: tensor {show_name(name)} is {tensor.kind}, which cannot be dequantised"
             ) from None
         return np.asarray(values, np.float32).reshape(-1, length)
+
+    def decoded(self, name: str) -> np.ndarray:
+        """A tensor in its shape, a copy: of a plain type as it is, of a quantised one as f32."""
+        tensor = self.tensor(name)
+        if tensor.kind in PLAIN:
+            return np.array(self.array(name))
+        if tensor.kind in _QUANTISED:
+            return dequantizer(self.bytes(name), tensor.kind, tensor.shape)
+        return self.floats(name).reshape(tensor.shape)
 
     def weights(self, name: str, out: np.ndarray) -> None:
         """A tensor of weights, as `floats`, into f32 [..., row length]; some rows at a time.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .packing import TokenData, pack
     from .plan import plan
     from .predict import Predictions, predict
+    from .quantize import Quantized, quantize
     from .sample_texts import SampledText
     from .samples import Samples
     from .sampling import Sampling
@@ -47,6 +48,7 @@ __all__ = [
     "Parts",
     "Perplexity",
     "Predictions",
+    "Quantized",
     "Run",
     "SampledText",
     "Samples",
@@ -65,6 +67,7 @@ __all__ = [
     "pack",
     "plan",
     "predict",
+    "quantize",
     "read_samples",
     "verify",
 ]
@@ -88,6 +91,7 @@ _HOMES = {
     ".memory_plan": "MemoryPlan",
     ".plan": "plan",
     ".predict": "Predictions predict",
+    ".quantize": "Quantized quantize",
     ".sample_texts": "SampledText",
     ".samples": "Samples",
     ".sampling": "Sampling",

@@ -366,8 +366,9 @@ def read_model(path: str | os.PathLike[str]) -> Model | Module:
     if where.is_dir():
         where = where / MODEL
     if DESCRIPTION not in load_metadata(where):  # before the arrays, which may be those of a large language model
-        hint = "gl.llm.load reads language models" if where.suffix.lower() == ".gguf" else "gl.load(net, path) reads"
-        hint += " arrays into a network that is there" * (where.suffix.lower() != ".gguf")
+        hint = "gl.load(net, path) reads arrays into a network that is there"
+        if where.suffix.lower() == ".gguf":
+            hint = "gl.llm.load reads language models, gl.load_gguf arrays"
         raise FileError(f"{where}: holds arrays but no model of gradloom; need a file that gl.save wrote ({hint})")
     arrays, metadata = load_arrays(where)
     try:
