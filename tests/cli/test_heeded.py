@@ -33,12 +33,14 @@ PAIRS = "finetune m.gguf d.jsonl --context 32 --out o.gguf --steps 2"
 TABLE: dict[str, tuple[list[str], list[str]]] = {
     TRAIN: (
         ["--rank 4", "--alpha 1", "--targets attn_q", "--dropout 0.3", "--rslora", "--lora base.gguf", "--batch-size 2",
-         "--micro-batch-size 1", "--epochs 2", "--steps 2", "--schedule linear", "--warmup 0.9", "--weight-decay 0.1",
+         "--micro-batch-size 1", "--epochs 2", "--steps 2", "--schedule linear", "--warmup 0.9",
+         "--schedule wsd", "--schedule one_cycle", "--schedule polynomial --power 3",
+         "--schedule cosine_restarts --cycles 2", "--weight-decay 0.1",
          "--val-split 0.3", "--seed 1", "--method full", "--context 64", "--lr 0.1", "--threads 2", "--optimizer lion",
          "--max-norm 0.001", "--freeze *.0.*", "--ema 0.9", "--precision bf16"],
         ["--train-dtype f32", "--exchange fast", "--parallel fork", "--out o.bin", "--weight-decay -1",
          "--sample-every 1steps", "--on-nonfinite go", "--state-bits 8", "--state-bits 16",
-         "--optimizer lino", "--eval-rows 0", "--keep 0",
+         "--optimizer lino", "--power 2", "--cycles 2", "--schedule polynomial", "--eval-rows 0", "--keep 0",
          "--precision f16", "--device nowhere", *READS, *SIDES],
     ),
     TRAIN + " --lora base.gguf": (

@@ -170,6 +170,10 @@ def test_rates(tmp_path: Path) -> None:
     assert rates[4] == 0.5 and rates[9:91] == [1.0] * 82 and rates[95] == pytest.approx(0.5) and rates[100] == 0
     run = Run(load(path), data, steps=100, lr=1.0, warmup=0.2, schedule="one_cycle", val_split=0.0)
     assert (run.rate(0, 0), run.rate(19, 0), run.rate(99, 0)) == pytest.approx((0.04, 1.0, 4e-6))
+    run = Run(load(path), data, steps=100, lr=1.0, warmup=0.1, schedule="polynomial", power=2.0, val_split=0.0)
+    assert (run.rate(4, 0), run.rate(10, 0), run.rate(55, 0)) == pytest.approx((0.5, 1.0, 0.25))
+    run = Run(load(path), data, steps=100, lr=1.0, warmup=0.1, schedule="cosine_restarts", cycles=3, val_split=0.0)
+    assert [run.rate(i, 0) for i in (9, 10, 25, 40, 70)] == pytest.approx([1.0, 1.0, 0.5, 1.0, 1.0])
     run = Run(load(path), data, steps=1, lr=1.0, warmup=0.9, schedule="wsd", val_split=0.0)
     assert run.rate(0, 0) == 1.0
 
@@ -345,6 +349,10 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -
     [
         ({"method": "qlora"}, SettingError, "method='qlora': must be lora or full"),
         ({"schedule": "cosin"}, SettingError, "schedule='cosin': must be"),
+        ({"schedule": "polynomial"}, SettingError, "schedule='polynomial' requires power"),
+        ({"schedule": "cosine_restarts"}, SettingError, "schedule='cosine_restarts' requires cycles"),
+        ({"power": 2.0}, SettingError, "power=2.0 requires schedule 'polynomial'"),
+        ({"schedule": "linear", "cycles": 2}, SettingError, "cycles=2 requires schedule 'cosine_restarts'"),
         ({"epochs": 1, "steps": 2}, SettingError, "epochs=1 and steps=2 are mutually exclusive"),
         ({"steps": 0}, SettingError, "steps=0: must be"),
         ({"batch_size": 0}, SettingError, "batch_size=0: must be"),

@@ -37,6 +37,7 @@ from .training_options import (
     WatchOptions,
 )
 
+Schedules = Literal["cosine", "linear", "constant", "wsd", "one_cycle", "polynomial", "cosine_restarts"]
 Widths = Annotated[list[Whole], Limit("different whole numbers of at least 1, such as 64,128")]
 Smoothing = Annotated[float, Limit("a number of at least 0 and below 0.5", (("ge", 0.0), ("lt", 0.5)))]
 
@@ -226,18 +227,31 @@ class TuneOptions(ObjectiveOptions, StepOptions, WatchOptions):
         Flag("finetune", "Highest learning rate. [default: 2e-4; full 2e-5]", Rate, decided),
         compared_as="optimizer",
     )
-    schedule: Literal["cosine", "linear", "constant", "wsd", "one_cycle"] | None = option(
+    schedule: Schedules | None = option(
         None,
         '"cosine" (the default) or "linear" down to 0, "constant", or "wsd" (constant, and a cosine down to 0 in the '
-        'last tenth of the steps), after the warm-up; "one_cycle": up from lr/25 in the warm-up, then a cosine down to '
-        "lr/250000",
+        'last tenth of the steps), after the warm-up; "one_cycle": up from lr/25 in the warm-up, then a cosine down '
+        'to lr/250000; "polynomial": down to 0 with `power`; "cosine_restarts": `cycles` cosines of one length',
         Flag(
             "finetune",
             "Learning rate after the warm-up: cosine, linear, constant, wsd (constant, down to 0 in the last tenth of "
-            "the steps) or one_cycle (from and to a small rate).",
+            "the steps), one_cycle (from and to a small rate), polynomial (with --power) or cosine_restarts (with "
+            "--cycles).",
             default=FINETUNE_SCHEDULE,
         ),
         typed="str | None",
+        compared_as="optimizer",
+    )
+    power: Rate | None = option(
+        None,
+        'with schedule="polynomial": the rate after the warm-up is lr * (share of the steps that are left)^power',
+        Flag("finetune", "Power of --schedule polynomial: 1 is linear.", Rate),
+        compared_as="optimizer",
+    )
+    cycles: Whole | None = option(
+        None,
+        'with schedule="cosine_restarts": the number of cosines from lr down to 0 after the warm-up',
+        Flag("finetune", "Number of cosines of --schedule cosine_restarts."),
         compared_as="optimizer",
     )
     warmup: Share | None = option(

@@ -869,7 +869,8 @@ cuda mps metal vulkan opencl rocm hip xpu: use 'gpu'
 _COMMAND = _tables("""
 [options]
 verbose: leave it out: progress is shown by default, --quiet hides it
-lr-scheduler: use --schedule cosine, linear, constant, wsd or one_cycle (finetune)
+lr-scheduler: use --schedule cosine, linear, constant, wsd, one_cycle, polynomial or cosine_restarts
+    (finetune)
 n-epochs: use --epochs
 help-all: use --help
 shuffle: leave it out: rows are shuffled before each epoch, by --seed

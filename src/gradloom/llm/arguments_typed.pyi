@@ -23,6 +23,8 @@ class FinetuneArguments(TypedDict, total=False):
     steps: int | None
     lr: float | None
     schedule: str | None
+    power: float | None
+    cycles: int | None
     warmup: float | None
     weight_decay: float | None
     optimizer: Optimizer | str | None
@@ -108,6 +110,8 @@ class PlanArguments(TypedDict, total=False):
     steps: int | None
     lr: float | None
     schedule: str | None
+    power: float | None
+    cycles: int | None
     warmup: float | None
     weight_decay: float | None
     optimizer: Optimizer | str | None

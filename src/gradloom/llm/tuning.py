@@ -66,6 +66,12 @@ class Settings(TuneOptions):
         elif self.optimizer is not None and given:
             text = f"{{{given[0]}}} and {{optimizer}} are mutually exclusive: the optimizer has its own settings"
             raise SettingError(text, {given[0]: getattr(self, given[0]), "optimizer": ...}, place="finetune")
+        for schedule, name in (("polynomial", "power"), ("cosine_restarts", "cycles")):
+            if (self.schedule == schedule) != (getattr(self, name) is not None):
+                both = {"schedule": self.schedule, name: getattr(self, name)}
+                need = f"{{schedule}} requires {{{name}}}" if self.schedule == schedule else None
+                text = need or f"{{{name}}} requires schedule {schedule!r}"
+                raise SettingError(text, {**both, name: ...} if need else {name: both[name]}, place="finetune")
         self._check_bits()
         objective_of(self)
         for name, default in (("schedule", FINETUNE_SCHEDULE), ("warmup", FINETUNE_WARMUP)):
@@ -128,6 +134,11 @@ class Settings(TuneOptions):
             return schedules.WarmupStableDecay(self.lr, steps, min(decay, steps - warmup), warmup=warmup)
         if self.schedule == "one_cycle":
             return schedules.OneCycle(self.lr, steps, pct_start=self.warmup)
+        if self.schedule == "polynomial":
+            return schedules.Polynomial(self.lr, steps, self.power or 1.0, warmup=warmup)
+        if self.schedule == "cosine_restarts":
+            period = -(-(steps - warmup) // (self.cycles or 1))
+            return schedules.CosineWarmRestarts(self.lr, period, warmup=warmup)
         kind = schedules.Linear if self.schedule == "linear" else schedules.Cosine
         return kind(self.lr, steps, warmup=warmup)
 
