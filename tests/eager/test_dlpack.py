@@ -171,6 +171,10 @@ def test_contents_on_a_device_are_copied() -> None:
         np.from_dlpack(w, copy=False)
     with pytest.raises(ValueError, match="another device"):
         np.asarray(w, copy=False)
+    with pytest.raises(
+        gl.DTypeError, match="cannot be read without a copy: .*their newest values are on another device"
+    ):
+        gl.from_dlpack(w, copy=False)
     copied = np.from_dlpack(w)
     assert (copied == 5).all() and address(copied) != w.stored.address
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from gradloom.interchange import imported
 from tests.interchange.test_onnx_networks import LAYERS, agree, rows, run
 from tests.nn.random_networks import drawn
 from tests.nn.torch_twins import spread
@@ -268,6 +269,15 @@ def test_hostile_nodes_are_errors_of_the_call(nodes: list[str], arrays: Any, mat
     with pytest.raises(gl.GradloomError, match=match) as caught:
         net(gl.input("x", (2, 3)))
     assert "\n" not in str(caught.value)
+
+
+def test_constants_of_a_graph_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imported, "MOST_IN_ALL", 100)
+    nodes = [helper.make_node("ConstantOfShape", ["s"], [f"c{i}"]) for i in range(9)]
+    nodes.append(helper.make_node("Relu", ["x"], ["y0"]))
+    onnx.save(made(nodes, {"x": rows(2, 3)}, {"s": np.array([4, 3])}), tmp_path / "many.onnx")
+    with pytest.raises(gl.GraphError, match="constants of more than 100 elements are computed; need fewer"):
+        gl.import_onnx(tmp_path / "many.onnx")(gl.input("x", (2, 3)))
 
 
 @pytest.mark.parametrize("seed", range(4))

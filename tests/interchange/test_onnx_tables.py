@@ -165,3 +165,25 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["export", str(tmp_path / "net.safetensors"), "-o", out]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert "is read; need another one" in lines[0] and "without the preprocessing of its rows" in lines[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_of_images(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    for name, low in (("dark", 0), ("light", 120)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(12):
+            pixels = rng.integers(low, low + 130, (16, 16, 3)).astype(np.uint8)
+            image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    words = ["fit", str(tmp_path / "photos"), "--out", str(tmp_path / "out"), "--epochs", "1", "--image-size", "16"]
+    assert main(words) == 0
+    model = gl.load(tmp_path / "out")
+    made = gl.export_onnx(model, tmp_path / "model.onnx")
+    assert made.inputs == {"image": ("uint8", ("rows", 3, 16, 16))}
+    files = sorted((tmp_path / "photos").glob("*/*.png"))
+    pixels = np.stack([np.asarray(image.open(file)).transpose(2, 0, 1) for file in files])
+    labels, shares = session(tmp_path / "model.onnx").run(None, {"image": pixels})
+    wanted = model.predict_proba([str(file) for file in files])
+    np.testing.assert_allclose(shares, wanted, rtol=0, atol=1e-5)
+    assert labels.tolist() == [model.classes[i] for i in wanted.argmax(1)]

@@ -59,7 +59,7 @@ def imported(x: Any, place: str, copy: bool | None) -> np.ndarray:
     try:
         array: np.ndarray = np.from_dlpack(source)
     except (BufferError, RuntimeError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = " ".join(str(error).split())[:160]
         without = " without a copy" if copy is False else ""
         raise DTypeError(f"{place}: {what_is(x)} cannot be read{without}: {reason}") from None
     if source.is_bf16:
@@ -98,6 +98,8 @@ class _Source:
             capsule = self.x.__dlpack__(max_version=(1, 0), dl_device=CPU, copy=True)
             self.has_copied = True
         else:
+            if self.copy is False and options:
+                options["copy"] = False
             try:
                 capsule = self.x.__dlpack__(**options)
             except TypeError:  # a producer of an older DLPack
