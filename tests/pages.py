@@ -10,8 +10,9 @@ python -m tests.pages docs/tutorials/table.md --write    puts what was printed, 
     <!-- not run: REASON -->   before a block that is not executed
     <!-- needs: gpu, mpi, PIL -->   the page is skipped without an adapter, mpiexec, or a package of this name
 
-Speeds, times and bytes may differ, other numbers by a tenth; a line "..." stands for any number of lines. Progress
-between the first and the last epoch is not compared. Files that the page shows (`![](curve.png)`) must be written.
+Speeds, times, bytes, node numbers and lines may differ, other numbers by a tenth; a line "..." stands for any number
+of lines. Progress between the first and the last epoch is not compared. Files that the page shows (`![](curve.png)`)
+must be written.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ _MEASURED = (  # speeds, times, bytes
     r"(?:about |at most )?\d[\d.,]*(?:e[+-]\d+)?(?: [kMG])? ?"
     r"(?:rows/s|tokens/s|images/s|[kMG]?i?B|s|ms|us|min|h|%)(?!\w)(?: left)?"
 )
+_PLACE = r"(?:(?<=#)|(?<=node ))\d+|\w+\.md:\d+(?::\d+)?"  # nodes are numbered through the process; lines of the page
 _NUMBER = r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 
 
@@ -159,8 +161,7 @@ def _match(want: list[str], have: list[str]) -> bool:
 def _lines(text: str) -> list[str]:
     lines = [re.sub(r"epoch (\d+)/\1 ", "last epoch ", line.strip()) for line in text.strip().splitlines()]
     kept = [line for line in lines if not re.match(r"(epoch (?!1/)|step )\d+/", line)]
-    kept = [re.sub(r"(?<=\w)#\d+|\bnode \d+|\.md:\d+(:\d+)?", "#", line) for line in kept]  # nodes, lines of the page
-    return [re.sub(_MEASURED, "#", line) for line in kept]
+    return [re.sub(_MEASURED, "#", re.sub(_PLACE, "@", line)) for line in kept]
 
 
 def _same(line: str, new: str) -> bool:

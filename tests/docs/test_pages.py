@@ -103,6 +103,11 @@ def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
         pages.check(page)
 
 
+def test_places_may_differ() -> None:
+    assert pages.differences("div#12 at page.md:3:4, node 7", "div#4711 at page.md:18:4, node 99") is None
+    assert pages.differences("div#12 at page.md:3:4, element 7", "div#12 at page.md:3:4, element 9") is not None
+
+
 def test_requirements_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pages.missing("# A page\n\n<!-- needs: numpy, json -->\n") == ""
     assert (

@@ -146,3 +146,15 @@ PREDICT = Document(
         Key("probabilities", list[list[float]], "of each row and class", when=f"without `--out`, {_CLASSES_OF_ONE}"),
     ),
 )
+EXPORT = Document(
+    "gradloom.export/1",
+    "`gradloom export --json`",
+    (
+        Key("model", str, "MODEL as given"),
+        Key("out", str, "the ONNX file"),
+        Key("bytes", int, "size of the file", "bytes"),
+        Key("inputs", dict[str, dict[str, Any]], 'inputs of the file by name: `dtype`, and `shape` with "rows"'),
+        Key("outputs", dict[str, dict[str, Any]], "likewise, the outputs"),
+        Key("seconds", float, "wall-clock time", "s"),
+    ),
+)

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Annotated, Any
 
-from ..base.json_facts import EXPORT
+from ..base.json_tables import EXPORT
 from .common import Json, columns, json_text
 from .parser import Argument, Option
 
