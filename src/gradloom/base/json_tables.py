@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .json_documents import EPOCH, INTERRUPTED, PEAK, PREDICTED_SECONDS, READ, SPREADS, Document, Key, Number, when
 
 _CLASSES = "for classification"
