@@ -84,7 +84,8 @@ inline void gather_back_run(const Call& call, int, int part, int parts, void*) {
   const Range cols = by_columns ? part_range(a.inner, part, parts, 16) : Range{0, a.inner};
   for (int64_t o = lines.begin; o < lines.end; o++) {
     float* to = call[2].as<float>() + o * a.n * a.inner;
-    for (int64_t i = 0; i < a.n; i++)
+    if (!by_columns) std::memset(to, 0, static_cast<size_t>(a.n * a.inner) * sizeof(float));
+    else for (int64_t i = 0; i < a.n; i++)
       for (int64_t c = cols.begin; c < cols.end; c++) to[i * a.inner + c] = 0;
     gather_each(call, a, o * a.m, (o + 1) * a.m, cols,
                 [=](int64_t at, int64_t row, int64_t c) { to[row + c] += g[at]; });
