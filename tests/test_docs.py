@@ -240,3 +240,26 @@ def test_the_page_of_capsules_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "capsules.md").read_text(), re.S)
     exec(block, names)
     assert names["result"].steps == 2
+
+
+def test_the_page_for_users_of_ggml_has_every_function_once() -> None:
+    import gradloom as gl
+
+    pages = script(ROOT / "docs" / "coming_from_ggml.py")
+    page = ROOT / "docs" / "coming_from_ggml.md"
+    if UPDATE:
+        page.write_text(pages.page())
+    text = page.read_text()
+    assert text == pages.page(), "run python docs/coming_from_ggml.py > docs/coming_from_ggml.md"
+    tables, same = (
+        text.partition("## Functions")[2],
+        re.findall(r"`(\w+)`", text.partition("## The same")[2].split("##")[0]),
+    )
+    shown = [*re.findall(r"^\| `ggml_(\w+)` \| (?!because)", tables.split("## The same")[0], re.M)]
+    shown += [name for name in same if name != "gl"]
+    shown += re.findall(r"`ggml_(\w+)`", tables.partition("## Without")[2])
+    assert sorted(shown) == sorted(pages.FUNCTIONS.split())
+    for name in set(re.findall(r"\bgl(?:\.\w+)+", text)) - {"gl.opt_fit", "gl.ops.ggml_mul_mat"}:
+        found = gl
+        for part in name.split(".")[1:]:
+            found = getattr(found, part)

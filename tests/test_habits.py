@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.base import habit_names
+from gradloom.base import ggml_names, habit_names
 from gradloom.base.habits import command_hint, option_hint
 from gradloom.cli.main import app, main
 from gradloom.eager.tape import GradTape
@@ -390,7 +390,7 @@ gl.set_name(x, "a") -> AttributeError: gl.named
 gl.build_forward_expand(x) -> AttributeError: gl.compile
 gl.build_backward_expand(x) -> AttributeError: gl.gradients
 gl.init() -> AttributeError: model.init(seed),
-gl.ggml_init() -> AttributeError: model.init(seed),
+gl.ggml_init() -> AttributeError: gl.compile plans all memory
 gl.backend_tensor_set(w, W) -> AttributeError: x=
 gl.backend_tensor_get(w) -> AttributeError: x=
 gl.opt_init() -> AttributeError: gl.Trainer
@@ -541,7 +541,7 @@ CLASSES: dict[str, type] = {
 def _instructions() -> list[str]:
     tables = [
         *habit_names.KEYWORDS.values(), habit_names.NAMES, *habit_names.ATTRIBUTES.values(), habit_names.COMMANDS,
-        *habit_names.OPTIONS.values(), *habit_names.VALUES.values(),
+        *habit_names.OPTIONS.values(), *habit_names.VALUES.values(), *ggml_names.sections().values(),
     ]  # fmt: skip
     return sorted({text for table in tables for text in table.values()})
 
@@ -646,3 +646,19 @@ def test_a_keyword_of_settings_files(tmp_path, capsys):
     (tmp_path / "s.toml").write_text('data = "x.csv"\nlearning_rate = 1.0\n')
     assert main(["fit", "--config", str(tmp_path / "s.toml")]) == 2
     assert "learning_rate" in (err := capsys.readouterr().err) and "lr" in err.split("learning_rate")[1]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "needed"),
+    [
+        (gl.ops, "mul_mat", "use gl.ops.matmul(x, w, transpose_y=True)"), (gl.ops, "ggml_mul_mat", "gl.ops.matmul"),
+        (gl, "ggml_opt_fit", "use gl.fit(net, data, loss="), (gl, "opt_fit", "use gl.fit"),
+        (gl, "opt_dataset_init", "use gl.data.Dataset"), (gl.ops, "ggml_gelu_inplace", "use gl.ops.gelu_tanh(x)"),
+        (gl, "ggml_init", "leave it out: gl.compile plans all memory"), (gl.ops, "ggml_relu", "use gl.ops.relu"),
+        (gl, "ggml_graph_get_grad", "gl.gradients(outputs, wrt)"), (gl, "ggml_opt_result_loss", "result.loss_unc"),
+    ],
+)  # fmt: skip
+def test_names_of_ggml(module: Any, name: str, needed: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(module, name)
+    assert needed in str(caught.value) and "\n" not in str(caught.value)

@@ -289,6 +289,17 @@ def test_an_adapter_is_not_written_into_a_folder_of_another_model(
         adapter.save(tmp_path)
 
 
+def test_quantising_a_folder(places: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, text = places
+    out = str(tmp_path / "q.gguf")
+    assert main(["quantize", model, "--out", out, "--type", "q8_0"]) == 0
+    kinds = {tensor.kind for tensor in load(out).file.tensors.values()}
+    assert "q8_0" in kinds or "f16" in kinds, kinds
+    assert main(["evaluate", out, text, "--context", "32"]) == 0
+    assert main(["quantize", model, "--out", model]) == 2
+    assert main(["quantize", model, "--out", str(tmp_path / "folder")]) == 2
+
+
 @pytest.mark.parametrize("command", ["info", "evaluate", "generate", "merge"])
 def test_folders_that_are_no_model(
     trained: tuple[str, str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str

@@ -38,12 +38,14 @@ def missing_name(module: str, name: str) -> AttributeError:
 
 
 def _name_hint(name: str, module: Any) -> str:
+    from .ggml_names import instruction
     from .habit_names import NAMES
 
-    known = _public(module)
+    known, is_of_ggml = _public(module), name.startswith("ggml_")
     name = name.removeprefix("ggml_").removesuffix("_inplace")
     own = f"{module.__name__.rpartition('.')[2]}.{name}"
-    text = NAMES.get(own) or NAMES.get(name) or _elsewhere(name)
+    of_ggml = instruction(name)
+    text = (is_of_ggml and of_ggml) or NAMES.get(own) or NAMES.get(name) or _elsewhere(name) or of_ggml
     return nearest(name, known) if text is None else f"; {text}"
 
 
