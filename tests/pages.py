@@ -203,7 +203,7 @@ def workplace() -> Iterator[Path]:
             script = Path(name) / "bin" / command
             script.write_text(f'#!/bin/sh\nexec "{sys.executable}"{call} "$@"\n')
             script.chmod(0o755)
-        kept = {k: os.environ.get(k) for k in ("PATH", "COLUMNS", "NO_COLOR")}
+        kept = {k: os.environ.get(k) for k in ("PATH", "COLUMNS", "NO_COLOR", "GRADLOOM_ISA")}
         os.environ |= {"PATH": f"{Path(name) / 'bin'}:{path}", "COLUMNS": "100", "NO_COLOR": "1"}
         os.chdir(folder)
         try:
