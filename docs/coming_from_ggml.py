@@ -67,7 +67,7 @@ TYPES = "f32 f16 bf16 f64 i8 i32 i64 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_
 HEAD = """# Coming from ggml
 
 Printed from the names that errors suggest by `python docs/coming_from_ggml.py`; a test keeps it so. In Python, too,
-the error of a name of ggml names ours: `gl.ops.ggml_mul_mat`, `gl.opt_fit`.
+the error of a name of ggml names ours: `ggml_mul_mat` of `gl.ops`, `opt_fit` of `gl`.
 
 - Shapes have NumPy's order, the reverse of `ne`: `ggml_new_tensor_2d(ctx, type, 784, 500)` has the shape `(500, 784)`.
   Axis 0 of ggml is axis -1 here. Files store ggml's order; `gl.save_gguf` and `gl.load_gguf` convert.
