@@ -6,6 +6,8 @@ Source texts are docstrings, comments, messages and identifiers of the package; 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,15 @@ def test_words_are_counted() -> None:
     texts = ["It says what it is. `--folds 3`: need one of them", "as many as it was told; goes on, takes it back"]
     counted = {name: occurrences(pattern, texts) for name, pattern in WORDS.items()}
     assert list(counted.values()) == [1, 1, 1, 1, 1, 0, 2, 0]
+
+
+SPELLED = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs", "examples", "src"]
+NOT_TEXT = "*.json,*.png,*.so,*.ipynb,*.npz,*/reference/*,*/assets/*,*/__pycache__/*"
+OWN_WORDS = "mape,aer,te,nd,seperator,improbe"  # metrics and names; misspelled names of columns that a hint corrects
+
+
+def test_pages_and_sources_are_spelled_right() -> None:
+    pytest.importorskip("codespell_lib")
+    command = [sys.executable, "-m", "codespell_lib", "--skip", NOT_TEXT, "--ignore-words-list", OWN_WORDS, *SPELLED]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
