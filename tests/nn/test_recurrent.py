@@ -105,11 +105,22 @@ def test_lengths_are_packed_sequences(kind, options):
 def test_lengths_may_be_an_array_and_0_leaves_the_state():
     net = nn.GRU(I, H, batch_first=True).init(0)
     state = drawn(1, N, H, seed=4)
-    outputs, last = net(gl.input("x", (N, T, I)), state, lengths=[0, 1, 9])
+    outputs, last = net(gl.input("x", (N, T, I)), state, lengths=[0, 1, T])
     found, end = gl.compile([outputs, last])(x=drawn(N, T, I))
     np.testing.assert_array_equal(end[0, 0], state[0, 0])
     assert not found[0].any() and not found[1, 1:].any() and found[1, 0].all() and found[2].all()
     np.testing.assert_array_equal(end[0, 2], found[2, -1])
+
+
+@pytest.mark.parametrize(
+    "lengths", [[1, T + 1, 2], [1, -1, 2], [1.0, float("nan"), 2.0]], ids=["long", "negative", "nan"]
+)
+def test_lengths_out_of_range_are_an_error(lengths):
+    net = nn.LSTM(I, H, batch_first=True).init(0)
+    given = gl.input("n", (N,), "f32" if isinstance(lengths[0], float) else "i32")
+    run = gl.compile(net(gl.input("x", (N, T, I)), lengths=given)[0])
+    with pytest.raises(gl.DataError, match="lengths"):
+        run(x=drawn(N, T, I), n=np.array(lengths))
 
 
 class Reader(nn.Module):

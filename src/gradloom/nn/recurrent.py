@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from .. import ops
 from ..base.arguments import as_bool, as_whole
 from ..base.dtypes import f32, i32
 from ..base.errors import DTypeError, SettingError, ShapeError
 from ..graph.leaves import as_value
+from ..graph.scope import scope
 from ..graph.value import Value, describe
 from .initial import uniform
 from .layers import Dropout, need_positive
@@ -89,8 +92,9 @@ class _Recurrent(Module):
 
         state    of all layers before the first step, [num_layers * directions, N, hidden_size]; of an LSTM a pair
                  (h, c) of such, with proj_size in place of hidden_size in h; zeros when not given
-        lengths  i32 or f32 [N]: row n has lengths[n] steps, at most T. Outputs after its last step are 0, the state is
-                 that of its last step, and the other direction begins there: PyTorch's packed sequences
+        lengths  i32, or f32 (cut to whole numbers), [N]: row n has lengths[n] steps, 0 to T; others are a DataError in
+                 the run. Outputs after its last step are 0, the state is that of its last step, and the other
+                 direction begins there: PyTorch's packed sequences
 
         Outputs of the last layer are [T, N, directions * hidden_size], or [N, T, ...], with proj_size in place of
         hidden_size where there is one. The second direction is the second half. Raises ShapeError for other shapes,
@@ -161,8 +165,10 @@ def _seen(place: str, lengths: object, n: int, t: int) -> list[Value]:
         raise DTypeError(f"{place}: lengths are {describe(given)}; need whole numbers (i32), or f32")
     if given.shape != (n,):
         raise ShapeError(f"{place}: lengths are {describe(given)}; need one for each of {n} rows")
-    counts = ops.reshape(ops.cast(given, f32), (n, 1))
-    return [ops.greater(counts, float(i)) for i in range(t)]
+    table = np.tril(np.ones((t + 1, t), np.float32), -1)  # row k: k steps; other numbers are errors of the lookup
+    with scope("lengths"):
+        rows = ops.get_rows(as_value(table), ops.cast(given, i32))
+    return [ops.greater(rows[:, i : i + 1], 0.5) for i in range(t)]
 
 
 class RNN(_Recurrent):
