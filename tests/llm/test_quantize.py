@@ -189,7 +189,7 @@ def test_tensors_that_were_quantised_before_are_named(tmp_path: Path, model: Pat
     assert [t.name for t in again.tensors if t.old == t.new == "q8_0"] == ["output.weight"]
 
 
-def test_a_file_of_any_program(tmp_path: Path) -> None:
+def test_a_file_of_any_program(capsys: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tensors = {"fc1.weight": rng.standard_normal((64, 784)), "fc1.bias": rng.standard_normal(64)}
     tensors |= {"fc2.weight": rng.standard_normal((3, 10, 64)), "ids": np.arange(64)}
@@ -203,6 +203,8 @@ def test_a_file_of_any_program(tmp_path: Path) -> None:
     }  # fmt: skip
     assert done.notes == ["1 tensors as f16: rows are not a multiple of the block of 32 (fc1.weight)"]
     assert "split.no" not in out.fields and out.metadata["general.architecture"] == "mnist-fc"
+    code, shown, _ = run(capsys, "quantize", tmp_path / "m.gguf", "-o", tmp_path / "r.gguf", "--type", "q8_0")
+    assert code == 0 and "gradloom info" in shown and "use it" not in shown and "llama-server" not in shown
 
 
 def test_memory_does_not_grow_with_a_tensor(tmp_path: Path) -> None:

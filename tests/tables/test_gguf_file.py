@@ -60,7 +60,8 @@ def test_metadata_by_the_types_of_python_and_numpy(tmp_path: Path) -> None:
         "general.architecture": "mnist-fc", "a.text": "hä", "a.yes": True, "a.count": 3, "a.negative": -3,
         "a.large": 1 << 40, "a.low": -(1 << 40), "a.rate": 0.5, "a.u64": np.uint64(7), "a.f64": np.float64(0.1),
         "a.texts": ["x", ""], "a.ints": [1, -2], "a.longs": [1 << 40], "a.floats": [0.5, 2], "a.flags": [True, False],
-        "a.array": np.arange(3, dtype=np.uint8), "a.empty": [],
+        "a.array": np.arange(3, dtype=np.uint8), "a.empty": [], "a.u64s": [1 << 63, 1], "a.huge": 1e300,
+        "a.huges": [1e300, 0.5], "a.infinite": float("inf"),
     }  # fmt: skip
     gl.save_gguf({"w": np.zeros(3, np.float32)}, tmp_path / "a.gguf", metadata=given)
     fields = open_gguf(tmp_path / "a.gguf").fields
@@ -69,6 +70,7 @@ def test_metadata_by_the_types_of_python_and_numpy(tmp_path: Path) -> None:
         "general.architecture": "string", "a.text": "string", "a.yes": "bool", "a.count": "u32", "a.negative": "i32",
         "a.large": "u64", "a.low": "i64", "a.rate": "f32", "a.u64": "u64", "a.f64": "f64", "a.texts": "string",
         "a.ints": "i32", "a.longs": "i64", "a.floats": "f32", "a.flags": "bool", "a.array": "u8", "a.empty": "i32",
+        "a.u64s": "u64", "a.huge": "f64", "a.huges": "f64", "a.infinite": "f32",
     }  # fmt: skip
     read = gl.load_gguf(tmp_path / "a.gguf")[1]
     for key, value in given.items():
@@ -119,6 +121,7 @@ def test_a_network(tmp_path: Path) -> None:
         ({"a": np.array(["x"])}, None, None, r"'a' is <U1"),
         ({"": np.zeros(2, "f4")}, None, None, r"array name '' is not usable"),
         ({"a": np.zeros(2, "f4")}, None, {"k": None}, r"metadata 'k': is a NoneType; need a text, a number"),
+        ({"a": np.zeros(2, "f4")}, None, {"k": [1 << 63, -1]}, r"metadata 'k': is a list of whole numbers beyond 64"),
         ({"a": np.zeros(2, "f4")}, None, {"k": {}}, r"metadata 'k': is .*dict"),
         ({"a": np.zeros(2, "f4")}, None, {"k": 1 << 70}, r"metadata 'k': is"),
         ({"a": np.zeros(2, "f4")}, None, {"k": np.zeros((2, 2))}, r"need one axis"),

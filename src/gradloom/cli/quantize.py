@@ -88,9 +88,18 @@ def _lines(model: str, out: str, done: Quantized) -> list[tuple[str, str]]:
         ("written", f"{out}: {done.type}, {done.bytes:,} bytes, tensors {kinds}"),
         ("size", f"{show_bytes(done.new_bytes)} of tensors, {done.bits_per_weight:.2f} bits per weight"),
         ("error", f"RMSE {done.rmse:.3g} of converted tensors{share}"),
-        ("use it", to_paste(["gradloom", "evaluate", out]) + " texts.txt"),
-        ("elsewhere", llama_server(out)),
+        *_uses(out),
     ]
+
+
+def _uses(out: str) -> list[tuple[str, str]]:
+    """Commands for a language model; for another file its contents."""
+    from ..files.gguf import open_gguf
+    from ..llm.families import find
+
+    if find(open_gguf(out).metadata.get("general.architecture")) is None:
+        return [("contents", to_paste(["gradloom", "info", out]))]
+    return [("use it", to_paste(["gradloom", "evaluate", out]) + " texts.txt"), ("elsewhere", llama_server(out))]
 
 
 def _rules(given: list[str]) -> dict[str, str]:

@@ -40,8 +40,9 @@ def save_gguf(
               first that matches counts). Types are f32 f16 bf16 f64 i8 i16 i32 i64 and q8_0 q6_k q5_k q5_1 q5_0 q4_k
               q4_1 q4_0 q3_k q2_k, rounded as by ggml without an importance matrix. By default each array keeps its
               dtype.
-    metadata  key -> value: a str, bool, int (u32, or i32, u64, i64 where the value requires it) or float (f32), a list
-              of these (ints as i32 or i64), or a NumPy scalar or array, whose dtype is kept
+    metadata  key -> value: a str, bool, int (u32, or i32, u64, i64 where the value requires it) or float (f32, or f64
+              beyond its range), a list of these (ints as i32, i64 or u64), or a NumPy scalar or array, whose dtype is
+              kept
 
     Shapes are stored in ggml's order (`ne`, the reverse of NumPy's); shape () as [1]. The file has
     general.architecture ("gradloom" by default), and general.quantization_version if a tensor is quantised.
@@ -154,7 +155,7 @@ def _field(value: Any) -> Field:
     if isinstance(value, bool):
         return field("bool", value)
     if isinstance(value, float):
-        return field("f32", value)
+        return field("f64" if _beyond_f32(value) else "f32", value)
     if isinstance(value, int):
         limits = (("u32", 0, 1 << 32), ("i32", -(1 << 31), 1 << 31), ("u64", 0, 1 << 64), ("i64", -(1 << 63), 1 << 63))
         kind = next((name for name, least, end in limits if least <= value < end), None)
@@ -164,8 +165,16 @@ def _field(value: Any) -> Field:
 
 
 def _as_numbers(values: list[Any] | tuple[Any, ...]) -> np.ndarray:
-    array = np.array(values) if values else np.zeros(0, np.int32)
-    if array.dtype.kind == "f":
-        return array.astype(np.float32)
-    fits = array.dtype.kind == "i" and (not array.size or np.abs(array).max() < 1 << 31)
-    return array.astype(np.int32) if fits else array
+    if all(isinstance(one, int) and not isinstance(one, bool) for one in values):
+        for dtype in (np.int32, np.int64, np.uint64):
+            limits = np.iinfo(dtype)
+            if all(limits.min <= one <= limits.max for one in values):
+                return np.array(values, dtype)
+        raise FileError("is a list of whole numbers beyond 64 bits, or of both signs beyond 63; need smaller ones")
+    array = np.array(values)
+    return array if array.dtype.kind != "f" or _beyond_f32(array) else array.astype(np.float32)
+
+
+def _beyond_f32(value: Any) -> bool:
+    finite = np.abs(np.asarray(value, np.float64))
+    return bool((finite[np.isfinite(finite)] > np.finfo(np.float32).max).any())
