@@ -16,6 +16,10 @@ repeat as groups. *in place*: inputs whose buffer the first output (or the one n
 numbers for pairs, weights and biases), and compositions of them, listed at the end.
 
 Functions with `axis=` or `axes=` take `axis=`, `axes=`, `dim=` and `dims=`, those with `keepdims=` also `keepdim=`.
+
+Ops compute in f32: i32 values are converted, and whole numbers beyond 2^24 = 16777216 are rounded then, also in comparisons,
+`argmax`, `max`, `remainder` and `where`. `gather`, `sort`, `argsort`, indexing, and `equal` and `not_equal` of two i32 values keep them.
+`cast` to i32 of a number beyond its range, or of NaN, is -2147483648.
 """
 
 
