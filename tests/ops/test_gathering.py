@@ -126,7 +126,6 @@ X, IDS = np.ones((2, 3), np.float32), np.zeros((2, 2), np.int32)
      "scatter_add: ids do not fit: f32[2,3], i32[1,2]; need ids with x's extents outside axis 1"),
     (lambda: ops.take(X, IDS, 2), ShapeError, "take: axis 2 does not exist: f32[2,3]; need an axis from -2 to 1"),
     (lambda: ops.take(X, IDS), TypeError, "axis"),
-    (lambda: ops.take(X, IDS, dim=1), TypeError, "axis="),
     (lambda: ops.one_hot(IDS, 0), ShapeError,
      "one_hot: num_classes=0 is not usable: i32[2,2]; need a whole number >= 1"),
     (lambda: ops.one_hot(X, 3), DTypeError, "one_hot: ids are f32[2,3]; need whole numbers"),

@@ -94,7 +94,6 @@ EYE = np.eye(3, dtype=np.float32)
     (lambda: ops.cross(X, X[:, :1]), ShapeError, "cross: axis -1 does not hold three numbers: f32[2,3], f32[2,1]"),
     (lambda: ops.cross(X, X, 2), ShapeError, "cross: axis 2 does not exist: f32[2,3]; need an axis from -2 to 1"),
     (lambda: ops.cross(1.0, X), ShapeError, "cross: axis -1 does not hold three numbers: f32[], f32[2,3]"),
-    (lambda: ops.cross(X, X, dim=1), TypeError, "use axis="),
     (lambda: ops.solve_triangular(X, X), ShapeError,
      "solve_triangular: a is not square: f32[2,3]; need a of shape [..., n, n]"),
     (lambda: ops.solve_triangular(EYE, X), ShapeError,

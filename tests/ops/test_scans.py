@@ -68,7 +68,6 @@ def test_eager_tensors_are_taken():
     (lambda x: ops.cumsum(x, 2), ShapeError, "cumsum: axis 2 does not exist: f32[2,3]; need an axis from -2 to 1"),
     (lambda x: ops.cumprod(x, -3), ShapeError, "cumprod: axis -3 does not exist: f32[2,3]; need an axis from -2 to 1"),
     (lambda x: ops.cumsum(x, None), ShapeError, "cumsum: axis is a NoneType: f32[2,3]; need a whole number"),
-    (lambda x: ops.cumsum(x, dim=0), TypeError, "use axis="),
     (lambda x: ops.cumsum(x, dtype="f32"), TypeError, "use gl.ops.cast(x, dtype)"),
 ], ids=lambda v: v[:30] if isinstance(v, str) else "")  # fmt: skip
 def test_refused(call: Any, kind: type[Exception], message: str):

@@ -88,7 +88,6 @@ X = np.ones((2, 3), np.float32)
     (lambda: ops.top_k(X, 1.5), ShapeError, "top_k: k=1.5 is not usable"),
     (lambda: ops.top_k(X, constant(2.0)), DTypeError, "top_k: k is a value, f32[]; need a number of Python"),
     (lambda: ops.sort(np.ones(3, np.uint8)), DTypeError, "argsort: dtype u8 is not taken: x u8[3]; need f32 or i32"),
-    (lambda: ops.sort(X, dim=0), TypeError, "use axis="),
     (lambda: ops.argsort(X, kind="stable"), TypeError, "sorting is stable"),
     (lambda: ops.top_k(X, 2, sorted=True), TypeError, "leave it out"),
 ], ids=lambda v: v[:30] if isinstance(v, str) else "")  # fmt: skip

@@ -35,10 +35,10 @@ class Inputs:
         self._thread.start()
 
     def _take(self) -> None:
-        from ..llm.input_digest import digest
-
-        path = ""
+        path = next(iter(self.paths.values()), "")
         try:
+            from ..llm.input_digest import digest  # reads files, too
+
             for name, path in self.paths.items():
                 self._found[name] = digest(path)
         except OSError as error:
