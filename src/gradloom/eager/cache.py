@@ -118,9 +118,15 @@ class Cache:
             counts.nodes += 1
         return node
 
-    def node(self, op: Declaration, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
-        """The node of an op, its inputs and attributes."""
+    def node(
+        self, op: Declaration, values: Sequence[Value | None], attrs: Mapping[str, Any], used: dict[Hashable, int]
+    ) -> Node:
+        """The node of an op, its inputs and attributes. used: how often one recording has called each Python function
+        with the same inputs; each call is a node of its own, the same one in the next recording."""
         key = (op, _frozen(attrs) if attrs else (), *values)
+        if op.python:
+            used[key] = used.get(key, 0) + 1
+            key = (*key, used[key])
         try:
             held = self.nodes.get(key)
         except TypeError:  # an attribute of an unusual kind

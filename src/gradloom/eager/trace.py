@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,7 @@ class Trace:
         self.written: dict[Stored, int] = {}  # how often this trace has written an array
         self.pinned: list[Tensor] = []
         self.counts: dict[str, int] = {}  # scope -> ordinal of its last random node
-        self.streams: dict[int, int] = {}  # streams that were given: how often each was used
+        self.streams: dict[Hashable, int] = {}  # streams that were given, calls of Python: how often each was used
         self.imported: dict[Value, Value] = {}  # graph values -> their interned twins
         self.inner: list[Any] = []  # tapes opened inside of the outermost
         self.paused = 0  # no_grad
@@ -125,7 +125,7 @@ class Trace:
             )
         if op.stream is not None:  # the same place of a model, used twice, draws twice
             attrs = {**attrs, op.stream: self._stream(attrs.get(op.stream))}
-        node = self.cache.node(op, values, attrs)
+        node = self.cache.node(op, values, attrs, self.streams)
         for tape in self.inner:
             tape.nodes.add(node)
         return node
@@ -414,7 +414,7 @@ class Trace:
         unregister(self)
         self.over, self.changed = True, changed
         self.slots, self.pending, self.slopes, self.latest = [], [], [], []
-        self.adopted, self.imported, self.reads = {}, {}, {}
+        self.adopted, self.imported, self.reads, self.streams = {}, {}, {}, {}
         self.known, self.pinned = None, []
 
 
