@@ -123,7 +123,7 @@ class Cache:
     ) -> Node:
         """The node of an op, its inputs and attributes. used: how often one recording has called each Python function
         with the same inputs; each call is a node of its own, the same one in the next recording."""
-        key = (op, _frozen(attrs) if attrs else (), *values)
+        key: tuple[Any, ...] = (op, _frozen(attrs) if attrs else (), *values)
         if op.python:
             used[key] = used.get(key, 0) + 1
             key = (*key, used[key])
@@ -138,6 +138,10 @@ class Cache:
     def input(self, k: int, shape: Shape, kind: DType) -> Value:
         """The k-th input of a trace."""
         return self.intern((k, shape, kind), lambda: graph_input(slot_name(k), shape, kind).node).outputs[0]
+
+    def setting(self, key: Hashable, node: Node) -> Node:
+        """The setting that was used for this key before, or this node."""
+        return self.intern(key, lambda: node)
 
     def program(self, key: Hashable, make: Callable[[], T]) -> T:
         """The program that was made for this key before, or a new one."""
