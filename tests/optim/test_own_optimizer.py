@@ -227,6 +227,7 @@ def made(body, names=("m",), base=gl.optim.Optimizer, **more):
     )
 
 
+WHOLE = {"__annotations__": {"lr": float, "k": int}}
 WRONG = {
     "nothing": (
         lambda: type("Own", (gl.optim.Optimizer,), {})(),
@@ -251,6 +252,27 @@ WRONG = {
         lambda: fitted(made(lambda self, p, g: {"p": ops.sum(p)}, ())()),
         r"^Own.update: p of 0.weight is f32\[\]; must be f32\[8,4\]",
     ),
+    "twice": (lambda: made(lambda self, p, g, m: {}, ("m", "m"))(), r"^Own: state_names has 'm' twice"),
+    "text": (lambda: made(lambda self, p, g, m: {}, "mv")(), r"^Own: state_names is 'mv'; must be a tuple"),
+    "negative": (
+        lambda: fitted(made(lambda self, p, g, m: {"p": p, "m": m}, shapes_of=lambda self, shape: {"m": (-1,)})()),
+        r"^Own.shapes_of: m has shape \(-1,\); must be a tuple of whole numbers of at least 0$",
+    ),
+    "another state": (
+        lambda: fitted(made(lambda self, p, g, m: {"p": p, "m": m}, shapes_of=lambda self, shape: {"k": (1,)})()),
+        r"^Own.shapes_of returned 'k'; must be among state_names: m$",
+    ),
+    "no dict": (
+        lambda: fitted(made(lambda self, p, g, m: {"p": p, "m": m}, shapes_of=lambda self, shape: shape)()),
+        r"^Own.shapes_of returned an? tuple; must return a dict",
+    ),
+    "tensor": (
+        lambda: fitted(made(lambda self, p, g: {"p": gl.tensor(np.zeros(p.shape))}, ())()),
+        r"^Own.update: p of 0.weight is an eager tensor; must be a value of gl.ops",
+    ),
+    "half": (lambda: made(lambda self, p, g: {"p": p}, (), k=3, **WHOLE)(k=2.5), r"k=2.5: must be a whole number"),
+    "bool": (lambda: made(lambda self, p, g: {"p": p}, (), k=3, **WHOLE)(k=True), r"k=True: must be a whole number"),
+    "words": (lambda: made(lambda self, p, g: {"p": p}, (), k="a", **WHOLE)(k=1), r"k=1: must be a text"),
     "range": (lambda: made(lambda self, p, g, lr: {}, ())(lr=-1.0), r"lr=-1.0: must be a finite number of at least 0"),
     "keyword": (lambda: made(lambda self, p, g, lr: {}, ())(rate=1.0), r"rate"),
 }
@@ -262,3 +284,11 @@ def test_wrong_use_is_one_line(case):
     with pytest.raises((gl.SettingError, gl.ShapeError, TypeError), match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_an_update_that_is_not_finite_is_named_at_the_next_step():
+    """The guard checks gradients, so the error does not claim that the weights are those of before. GRADLOOM_CHECK=2
+    names the node of the update."""
+    own = made(lambda self, p, g: {"p": p * float("nan")}, ())
+    with pytest.raises(gl.NonFiniteError, match=r"already, written by the update of an earlier step; need|mul#\d+ at"):
+        fitted(own(), epochs=3)

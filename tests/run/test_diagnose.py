@@ -98,7 +98,10 @@ def test_the_error_says_step_cause_and_hint():
     )
     cause = "parameter w holds nan at [0] already"
     assert str(step_error(1, cause)).endswith("; begin with finite parameters")
-    assert str(step_error(2, cause)).endswith("; a smaller learning rate may help")
+    assert str(step_error(2, cause)) == (
+        "training stopped at step 2: parameter w holds nan at [0] already, written by the update of an earlier step; "
+        "need an earlier checkpoint; a smaller learning rate may help"
+    )
     assert str(step_error(3, "mul#4")).endswith("a smaller learning rate or scaled inputs may help")
 
 

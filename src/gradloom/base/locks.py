@@ -66,8 +66,16 @@ def user_code() -> Iterator[None]:
 
 def refuse_in_user_code(what: str) -> None:
     """TrainError in a function that a program in progress has called: the program has the arena and the arrays."""
-    if _in_user_code and threading.get_ident() in _in_user_code:
-        raise TrainError(f"{what} within a function of gl.op, which a program in progress has called; use NumPy there")
+    if in_user_code():
+        raise TrainError(
+            f"{what} within a function of gl.op, which a program in progress has called; use NumPy there, and read "
+            "tensors beforehand"
+        )
+
+
+def in_user_code() -> bool:
+    """Whether this thread is in a function that a program in progress has called."""
+    return bool(_in_user_code) and threading.get_ident() in _in_user_code
 
 
 _in_user_code: set[int] = set()  # threads

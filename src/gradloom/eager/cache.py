@@ -118,9 +118,15 @@ class Cache:
             counts.nodes += 1
         return node
 
-    def node(self, op: Declaration, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
-        """The node of an op, its inputs and attributes."""
-        key = (op, _frozen(attrs) if attrs else (), *values)
+    def node(
+        self, op: Declaration, values: Sequence[Value | None], attrs: Mapping[str, Any], used: dict[Hashable, int]
+    ) -> Node:
+        """The node of an op, its inputs and attributes. used: how often one recording has called each Python function
+        with the same inputs; each call is a node of its own, the same one in the next recording."""
+        key: tuple[Any, ...] = (op, _frozen(attrs) if attrs else (), *values)
+        if op.python:
+            used[key] = used.get(key, 0) + 1
+            key = (*key, used[key])
         try:
             held = self.nodes.get(key)
         except TypeError:  # an attribute of an unusual kind
@@ -132,6 +138,10 @@ class Cache:
     def input(self, k: int, shape: Shape, kind: DType) -> Value:
         """The k-th input of a trace."""
         return self.intern((k, shape, kind), lambda: graph_input(slot_name(k), shape, kind).node).outputs[0]
+
+    def setting(self, key: Hashable, node: Node) -> Node:
+        """The setting that was used for this key before, or this node."""
+        return self.intern(key, lambda: node)
 
     def program(self, key: Hashable, make: Callable[[], T]) -> T:
         """The program that was made for this key before, or a new one."""

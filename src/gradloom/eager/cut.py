@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from ..graph.value import Node, Value
 from .cache import Cache, slot_number
@@ -29,6 +29,7 @@ def cut_at(
             needed.add(value.node)
             waiting.extend(v for v in value.node.inputs if v is not None)
     twins: dict[Value, Value] = {}
+    used: dict[Hashable, int] = {}
     arrays: list[Numbers] = []
 
     def feed(value: Value, array: Numbers) -> None:
@@ -44,6 +45,6 @@ def cut_at(
             twins[node.outputs[0]] = node.outputs[0]
         else:
             inputs = [None if v is None else twins[v] for v in node.inputs]
-            for old, new in zip(node.outputs, cache.node(node.op, inputs, node.attrs).outputs, strict=True):
+            for old, new in zip(node.outputs, cache.node(node.op, inputs, node.attrs, used).outputs, strict=True):
                 twins.setdefault(old, new)
     return twins, arrays

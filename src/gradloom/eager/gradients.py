@@ -64,6 +64,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
     # ---- the mapping -----------------------------------------------------------------------------------------
 
     def __getitem__(self, x: Value) -> Tensor | None:
+        locks.refuse_in_user_code("a gradient is computed")
         i = self._slopes.at.get(self._key(x))
         with locks.building:
             return None if i is None else self._tensor(i)
@@ -188,6 +189,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         when this structure was not seen before under this key. settings: of the nodes that build made, by name. Raises
         NonFiniteError, naming the first bad node, when the loss or a gradient is not finite: then nothing is written.
         """
+        locks.refuse_in_user_code("an optimizer steps")
         trace = self._trace
         with locks.building:
             computed = self._whole and all(t.data is not None for t in self._whole)

@@ -72,6 +72,7 @@ class EagerProgram:
     def run(self, slots: Sequence[Numbers], settings: Mapping[str, float]) -> list[Any]:
         """The outputs, large ones of a device as `Away`. NonFiniteError, naming the first bad node, when a guard trips:
         then nothing is written."""
+        locks.refuse_in_user_code("a program runs")
         counts.native_calls += 1
         for key in self.executable.narrow_inputs:
             array = slots[slot_number(key)]

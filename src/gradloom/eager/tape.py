@@ -61,6 +61,7 @@ class GradTape(AttributeHints):
     def __enter__(self) -> GradTape:
         if self._trace is not None:
             raise GraphError("grad_tape: it was opened before; need a new tape for each `with`")
+        locks.refuse_in_user_code("a tape is opened")
         self._outer = outer = recording.get()
         if outer is None:
             _settle_closed()
@@ -115,6 +116,7 @@ class GradTape(AttributeHints):
         """
         if not isinstance(loss, Tensor):
             raise GradientError(f"backward: got {type(loss).__name__}; need a tensor that this tape has recorded")
+        locks.refuse_in_user_code("a gradient is computed")
         with locks.building:
             return self._backward(loss)
 

@@ -87,7 +87,8 @@ class Tensor(Value):
         if self.data is None:
             if self.error is not None:
                 raise self.error
-            raise GraphError(f"tensor: {describe(self)} was not looked at before {self.trace.changed} changed")
+            end = f"{self.trace.changed} changed" if self.trace.changed else "its recording ended"
+            raise GraphError(f"tensor: {describe(self)} was not read before {end}; compute it again")
         return self.data
 
     def numpy(self) -> np.ndarray:

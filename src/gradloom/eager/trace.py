@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Container, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import ops
@@ -78,7 +77,7 @@ class Trace:
         self.written: dict[Stored, int] = {}  # how often this trace has written an array
         self.pinned: list[Tensor] = []
         self.counts: dict[str, int] = {}  # scope -> ordinal of its last random node
-        self.streams: dict[int, int] = {}  # streams that were given: how often each was used
+        self.streams: dict[Hashable, int] = {}  # streams that were given, calls of Python: how often each was used
         self.imported: dict[Value, Value] = {}  # graph values -> their interned twins
         self.inner: list[Any] = []  # tapes opened inside of the outermost
         self.paused = 0  # no_grad
@@ -87,6 +86,7 @@ class Trace:
 
     def record(self, op: Declaration, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """The outputs of the op: a Tensor, or a tuple of them; of an update op the parameters that it writes."""
+        locks.refuse_in_user_code(f"{op.name} of tensors")
         with locks.building:
             return self.follow()._record(op, inputs, attrs) if self.over else self._record(op, inputs, attrs)
 
@@ -109,10 +109,8 @@ class Trace:
         if op.updates:
             return self._carry_out(node)
         self.count += 1
-        if len(node.outputs) == 1 and not op.outputs[0].repeated:
-            made: Any = self.wrap(node.outputs[0])
-        else:
-            made = tuple([self.wrap(v) for v in node.outputs])
+        several = tuple([self.wrap(v) for v in node.outputs])
+        made = several[0] if len(several) == 1 and not op.outputs[0].repeated else several
         if self.family is None and self.count > PENDING_MOST:
             self.look()
         return made
@@ -125,7 +123,7 @@ class Trace:
             )
         if op.stream is not None:  # the same place of a model, used twice, draws twice
             attrs = {**attrs, op.stream: self._stream(attrs.get(op.stream))}
-        node = self.cache.node(op, values, attrs)
+        node = self.cache.node(op, values, attrs, self.streams)
         for tape in self.inner:
             tape.nodes.add(node)
         return node
@@ -179,6 +177,7 @@ class Trace:
         return symbol
 
     def slot(self, array: Numbers, kind: DType) -> Value:
+        locks.refuse_in_user_code("a tensor is recorded")
         self.slots.append(array)
         return self.cache.input(len(self.slots) - 1, array.shape, kind)
 
@@ -242,7 +241,7 @@ class Trace:
                 continue
             elif node.op.name == "setting":
                 key, kind = node.attrs["key"], node.outputs[0].dtype
-                made = self.cache.intern(("setting", key, kind), partial(_itself, node))
+                made = self.cache.setting(("setting", key, kind), node)
             else:
                 made = self._node(node.op, [None if v is None else self.imported[v] for v in node.inputs], node.attrs)
                 if node.op.updates:
@@ -293,6 +292,7 @@ class Trace:
 
         Where that fails each is computed alone: one that cannot be computed does not stand in the way of others.
         """
+        locks.refuse_in_user_code("a tensor is computed")
         with locks.building:
             alive = self.alive()
             for held in self.slopes:  # a caller that reads one gradient reads the others as well
@@ -305,15 +305,19 @@ class Trace:
                 self._compute_guarded(alive)
             except GradloomError:
                 self.drop_effects()
-                for t in alive:
-                    self._compute_alone(t)
+                results = [self._compute_alone(t) for t in alive]
+                for t, data in zip(alive, results, strict=True):
+                    t.data = data  # not before: a function of gl.op reads none of them, in whatever order
             self.remember([t for t in alive if t.data is not None])
 
-    def _compute_alone(self, t: Tensor) -> None:
+    def _compute_alone(self, t: Tensor) -> Numbers | None:
+        """The numbers of this tensor, which it does not hold yet; None where they cannot be computed."""
         try:
             self._compute([t])
         except GradloomError as error:
             t.error = error
+        t.data, data = None, t.data
+        return data
 
     def _compute_guarded(self, alive: Sequence[Tensor]) -> None:
         try:
@@ -414,12 +418,8 @@ class Trace:
         unregister(self)
         self.over, self.changed = True, changed
         self.slots, self.pending, self.slopes, self.latest = [], [], [], []
-        self.adopted, self.imported, self.reads = {}, {}, {}
+        self.adopted, self.imported, self.reads, self.streams = {}, {}, {}, {}
         self.known, self.pinned = None, []
-
-
-def _itself(node: Node) -> Node:
-    return node
 
 
 _local = threading.local()  # .trace: the ambient trace of a thread
@@ -463,7 +463,7 @@ class Outside:
 
     def make_room(self) -> None:
         trace = getattr(_local, "trace", None)
-        if trace is not None and trace.count > PENDING:
+        if trace is not None and trace.count > PENDING and not locks.in_user_code():
             trace.look()
 
 

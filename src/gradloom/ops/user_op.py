@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base import locks
 from ..base.arguments import what_is
 from ..base.dtypes import DType, dtype, f32
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, UserOpError
@@ -75,7 +76,8 @@ class UserOp(Call):
         if self.shape is None:
             return [Spec(inputs[0].shape, inputs[0].dtype)]
         try:
-            made = self.shape(*inputs)
+            with locks.user_code():
+                made = self.shape(*inputs)
         except Exception as error:
             text = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise Reject(f"shape of {self.name}: {text:.200}", "inputs that the function takes") from error

@@ -26,8 +26,12 @@ def each_of(update: Callable[..., Any]) -> bool:
 
 def check_each(rule: UpdateRule, update: Each) -> None:
     """SettingError where an update has parameters that are neither p, g, step, state nor settings of its class."""
-    who = type(rule).__name__
-    for name in rule.state_names:
+    who, names = type(rule).__name__, rule.state_names
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+        raise SettingError(f"{who}: state_names is {names!r:.60}; must be a tuple of names such as ('m',)")
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise SettingError(f"{who}: state_names has {name!r} twice; must have each name once")
         if name in (*OWN, *rule.names):
             raise SettingError(f"{who}: state_names has {name!r}, which is {_meaning(name)}; need another name")
     known = [*OWN, *rule.state_names, *rule.names]
@@ -81,6 +85,9 @@ def _assigned(who: str, made: Any, targets: Mapping[str, Parameter]) -> list[Val
         called = targets["p"].name or "a parameter"
         if not isinstance(value, Value):
             raise SettingError(f"{who}: {name} of {called} is {what_is(value)}; must be a value of gl.ops")
+        if value.recorder is not None:
+            need = "a value of gl.ops computed from the parameters of update"
+            raise SettingError(f"{who}: {name} of {called} is an eager tensor; must be {need}")
         if value.shape != target.shape or value.dtype is not f32:
             raise ShapeError(f"{who}: {name} of {called} is {describe(value)}; must be {describe(target)}")
         pairs += [target, value]

@@ -122,6 +122,13 @@ class Optimizer(UpdateRule, AttributeHints):
             self.couples = is_used(values["weight_decay"])
             self.without = () if self.couples else ("weight_decay",)
         self.prepare(values)
+        for name, default in self.declared.items():
+            kind, seen = type(default), getattr(self, name) if type(default) in (int, str) else None
+            if (kind is int and (isinstance(seen, bool) or not isinstance(seen, (int, np.integer)))) or (
+                kind is str and not isinstance(seen, str)
+            ):
+                need = "a whole number" if kind is int else "a text"
+                raise SettingError(setting=name, seen=seen, need=need, place=who)
         super().__init__({name: values[name] for name, default in self.declared.items() if type(default) is float})
         if self.each is not None:
             check_each(self, self.each)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .. import ops
-from ..base.arguments import f32_hint, in_f32, nearest
-from ..base.errors import SettingError
+from ..base.arguments import f32_hint, in_f32, nearest, what_is
+from ..base.errors import SettingError, ShapeError
 from ..base.habits import missing_attribute
 from ..graph.declaration import Spec
 from ..graph.leaves import Parameter, constant, setting, stored_value
@@ -260,7 +260,20 @@ class UpdateRule(metaclass=_Made):
 
     def layout_of(self, shape: tuple[int, ...], each: tuple[int, ...]) -> Mapping[str, Spec]:
         """The same with dtypes: name -> shape and dtype. each: the shape of one array of a stack, or its own."""
-        return {name: Spec(own) for name, own in self.shapes_of(shape).items()}
+        shapes = self.shapes_of(shape)
+        self._check_shapes(shapes)
+        return {name: Spec(tuple(own)) for name, own in shapes.items()}
+
+    def _check_shapes(self, shapes: Any) -> None:
+        """SettingError, ShapeError for what `shapes_of` of a class of the user's must not return."""
+        who, known = f"{type(self).__name__}.shapes_of", ", ".join(self.state_names) or "(none)"
+        if not isinstance(shapes, Mapping):
+            raise SettingError(f"{who} returned {what_is(shapes)}; must return a dict: name of a state -> shape")
+        for name, own in shapes.items():
+            if name not in self.state_names:
+                raise SettingError(f"{who} returned {name!r}; must be among state_names: {known}")
+            if not isinstance(own, (tuple, list)) or not all(type(n) is int and n >= 0 for n in own):
+                raise ShapeError(f"{who}: {name} has shape {own!r:.60}; must be a tuple of whole numbers of at least 0")
 
     def make_state(self, parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
         """State name -> one zeroed array per parameter that keeps it."""

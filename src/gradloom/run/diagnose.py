@@ -169,11 +169,17 @@ def _gathered(node: Node, settings: Mapping[str, Any]) -> Input | None:
 
 
 def step_error(step: int, cause: str, epoch: int | None = None) -> NonFiniteError:
-    """The error of a training step whose loss or gradient is not finite; step and epoch count from 1."""
+    """The error of a training step whose loss or gradient is not finite; step and epoch count from 1. A parameter that
+    is not finite at a later step was written by an update: what the optimizer computes is not guarded."""
     at = f"step {step}" if epoch is None else f"step {step} (epoch {epoch})"
     hint = "a smaller learning rate or scaled inputs may help"
     if cause.startswith("row "):
         hint = "clean the data"
     elif cause.startswith("parameter "):
-        hint = "begin with finite parameters" if step == 1 else "a smaller learning rate may help"
+        if step > 1:
+            hint = "need an earlier checkpoint; a smaller learning rate may help"
+            return NonFiniteError(
+                f"training stopped at {at}: {cause}, written by the update of an earlier step; {hint}"
+            )
+        hint = "begin with finite parameters"
     return NonFiniteError(f"training stopped at {at}: {cause}; the weights before this step are kept; {hint}")
