@@ -187,3 +187,37 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     wanted = model.predict_proba([str(file) for file in files])
     np.testing.assert_allclose(shares, wanted, rtol=0, atol=1e-5)
     assert labels.tolist() == [model.classes[i] for i in wanted.argmax(1)]
+
+
+_NUMBERS = ["1", "1.0", "2.00", "+2", "1e0", "03", "3", "003", "1.", "1E0", "1.50", "01.5", "2.5e0", "1000.0", "1,000",
+            "1e3", "-1.0", "(1)", "-0", "NA", "", "nA", "#NA", "Null", "x", "True", "tRUE", "FaLSE", "99"]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("cells", "spelled", "noted"),
+    [
+        (["\u00e9", "\u00c5", "\u03a9x", "K1", "\uac01", "\u01d6", "ab"],
+         ["e\u0301", "A\u030a", "\u212b", "\u2126x", "\u212a1", "\u1100\u1161\u11a8", "u\u0308\u0304", "\u00fc\u0304",
+          "ab", "e"], False),
+        (["\u00e9" * 9, "e"], ["e\u0301" * 9, "\u00e9" * 9], False),
+        (["1", "2", "03"], _NUMBERS, False),
+        (["1", "2", "3"], _NUMBERS, True),
+        (["-1", "0", "1000"], _NUMBERS, True),
+        (["1.5", "2.5", "x", "NaN", "0.5", ""], [*_NUMBERS, ".5", "0.50"], False),
+        (["1.5", "x", ""], _NUMBERS, True),
+        (["True", "False", ""], _NUMBERS, False),
+        (["red", "NA", "03"], [*_NUMBERS, "nan"], False),
+    ],
+    ids=["unicode", "many", "zero", "declared", "signs", "words", "empty", "truth", "marks"],
+)  # fmt: skip
+def test_other_texts_of_a_category(tmp_path: Path, cells: list[str], spelled: list[str], noted: bool) -> None:
+    rows = [{"a": cells[i % len(cells)], "x": f"{i * 37 % 100}.5", "y": "pq"[i % 2]} for i in range(200)]
+    out, new = tmp_path / "out", [{"a": one, "x": "0.5"} for one in spelled]
+    words = ["fit", write(tmp_path / "data.csv", rows), "--target", "y", "--out", str(out), "--epochs", "1"]
+    assert main([*words, "--categorical", "a"]) == 0
+    model = gl.load(out)
+    made = gl.export_onnx(model, tmp_path / "m.onnx")
+    (found,) = session(tmp_path / "m.onnx").run(["y_probabilities"], raw(model, new))
+    np.testing.assert_allclose(found, model.predict_proba(write(tmp_path / "new.csv", new)), rtol=0, atol=1e-5)
+    assert [note.partition(":")[0] for note in made.notes] == ["'a'"] * noted

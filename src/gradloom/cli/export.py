@@ -37,6 +37,7 @@ def export(
         ("written", f"{out}: {size:,} bytes"),
         *((f"input {name}", _shown(*fact)) for name, fact in made.inputs.items()),
         *((f"output {name}", _shown(*fact)) for name, fact in made.outputs.items()),
+        *(("note", note) for note in made.notes),
     ])  # fmt: skip
     if json:
         facts: dict[str, Any] = {"model": model, "out": out, "bytes": size}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..base.structures import Key, by_key, mapped_by_key
 from ..files.atomic import write_whole
 from ..nn.module import Module
 from ..tables.model import Model
-from .export_tables import write_table_model
+from .export_tables import notes_of, write_table_model
 from .graph_writer import Batch, Extent, GraphWriter
 from .trace import Forward, forward_of, write
 
@@ -32,6 +32,7 @@ class Exported:
 
     path     of the file
     inputs, outputs  name -> (dtype, shape), with "rows" for a number of rows that is free
+    notes    on columns of texts whose cells are not compared as by `gradloom predict`
     fixed    "" where the number of rows is free, else the reason why it is that of the example
     """
 
@@ -39,6 +40,7 @@ class Exported:
     inputs: dict[str, tuple[str, tuple[int | str, ...]]]
     outputs: dict[str, tuple[str, tuple[int | str, ...]]]
     fixed: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @hinted
@@ -66,7 +68,7 @@ def export_onnx(model: Module | Model, path: str | os.PathLike[str], example: An
         writer = GraphWriter()
         names = parameter_names(writer, model.net)
         write_table_model(writer, model, names)
-        return _saved(writer, model.net, path, names, "")
+        return replace(_saved(writer, model.net, path, names, ""), notes=tuple(notes_of(model.preprocess)))
     if not isinstance(model, Module):
         raise SettingError(f"export_onnx: got {what_is(model)}; need a gl.nn.Module, or a Model of gl.load")
     if example is None:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from ..base.errors import GraphError
 from ..data.encoding.column import Column
-from ..data.encoding.features import truth_words
+from ..data.encoding.features import as_number, truth_words
 from ..data.encoding.preprocess import Preprocess
 from ..data.encoding.times import CALENDAR, NUMBER
-from ..data.reading.cells import composed, number_text, read_exactly
+from ..data.reading.cells import composed
 from ..nn.module import Module
 from ..tables.model import Model
+from . import spellings
 from .graph_writer import TABLES, GraphWriter
 from .trace import forward_of, write
 
 _DAY = 86400.0
 _LARGE = 1e300
-# Texts of missing cells; those that the reader of tables takes as such count
-_MARKS = (
-    "na", "n/a", "n.a.", "nan", "null", "none", "nil", "?", "-", "--", "---", ".", "..", "...", "#n/a", "<na>",
-    "missing",
-)  # fmt: skip
 
 
 def write_table_model(w: GraphWriter, model: Model, names: dict[Any, str]) -> None:
@@ -89,20 +86,39 @@ def _texts(w: GraphWriter, column: Column, made: Preprocess, cell: str) -> str:
 
 
 def _places(column: Column, made: Preprocess) -> dict[str, int]:
-    """Text -> place among the categories, with the ways in which programs write one category."""
-    places = {composed(text): place for place, text in enumerate(column.categories)}
-    more: dict[str, int] = {}
-    for text, place in places.items():
-        value = read_exactly(text.encode())
-        if isinstance(value, float) and number_text(value) == text:  # 3.0 is the category 3
-            more[str(value)] = place
-    for word, text in truth_words(list(places)).items():
-        more |= {word: places[text], word.capitalize(): places[text], word.upper(): places[text]}
-    if "" in places:
-        spelled = {text for mark in _MARKS for text in (mark, mark.upper(), mark.capitalize(), "NaN", "N/a", "<NA>")}
-        marks = [mark for mark in sorted(spelled) if read_exactly(mark.encode()) is None]
-        more |= dict.fromkeys([*marks, *made.missing], places[""])
-    return more | places
+    """Text -> place among the categories, with the other texts that are one category to data/encoding/features.py."""
+    known = {composed(text): place for place, text in enumerate(column.categories)}
+    more = dict.fromkeys(made.missing, known[""]) if "" in known else {}
+    if reads_numbers(known):  # 3.0 is the category 3, NA the empty one
+        for text, place in known.items():
+            more |= dict.fromkeys(spellings.of_number(text), place) if spellings.is_number(text) else {}
+        if "" in known:
+            more |= dict.fromkeys(spellings.marks(), known[""])
+    for word, text in truth_words(list(known)).items():
+        more |= dict.fromkeys(spellings.in_cases(word), known[text])
+    more |= known
+    every = {one: place for text, place in more.items() for one in spellings.canonical(text)}
+    return every | more
+
+
+def reads_numbers(categories: Iterable[str]) -> bool:
+    """Whether cells are compared as numbers: no category is a number in another form, such as 03, or a word of missing
+    cells."""
+    return all(as_number(text.encode()) == text.encode() for text in categories)
+
+
+def notes_of(made: Preprocess) -> list[str]:
+    """A note for each column whose cells the file cannot compare as `gradloom predict` does."""
+    noted = []
+    for column in made.columns:
+        numbers = [text for text in column.categories if spellings.is_number(text)]
+        if numbers and reads_numbers(column.categories):
+            some = ", ".join([one for one in spellings.of_number(numbers[-1]) if one != numbers[-1]][:3])
+            noted.append(
+                f"{column.name!r:.60}: categories that are numbers match as texts in ONNX: {numbers[-1]}, also {some} "
+                f"and the like; write cells as in the training data"
+            )
+    return noted
 
 
 def _numbers(w: GraphWriter, column: Column, cell: str) -> list[str]:

@@ -105,8 +105,8 @@ def grouped(notes: list[str]) -> list[str]:
 def places_of(codes: np.ndarray, texts: list[bytes], column: Column, notes: list[str]) -> np.ndarray:
     """The place of each row's text among the categories, -1 where it is none of them."""
     places = {composed(category).encode(): place for place, category in enumerate(column.categories)}
-    if all(_as_number(text) == text for text in places):  # the training has read numbers: 1.0 is the category 1
-        texts = [text if text in places else _as_number(text) for text in texts]
+    if all(as_number(text) == text for text in places):  # the training has read numbers: 1.0 is the category 1
+        texts = [text if text in places else as_number(text) for text in texts]
     truths = truth_words([text.decode() for text in places])
     if truths:
         texts = [truths.get(text.decode("utf-8", "replace").lower(), "").encode() or text for text in texts]
@@ -128,7 +128,7 @@ def truth_words(known: Sequence[str]) -> dict[str, str]:
     return words if set(words) <= {"true", "false"} and len(words) == sum(map(bool, known)) else {}
 
 
-def _as_number(text: bytes) -> bytes:
+def as_number(text: bytes) -> bytes:
     """The text as Columns.texts writes it for a column of numbers: 3 for 3.0, nothing for NA; other texts stay."""
     value = read_exactly(text)
     return b"" if value is None else number_text(value).encode() if isinstance(value, float) else text
