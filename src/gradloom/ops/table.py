@@ -18,8 +18,8 @@ numbers for pairs, weights and biases), and compositions of them, listed at the 
 Functions with `axis=` or `axes=` take `axis=`, `axes=`, `dim=` and `dims=`, those with `keepdims=` also `keepdim=`.
 
 Ops compute in f32: i32 values are converted, and whole numbers beyond 2^24 = 16777216 are rounded then, also in
-comparisons, `argmax`, `max`, `remainder` and `where`. `gather`, `sort`, `argsort`, indexing, and `equal` and `not_equal`
-of two i32 values keep them. `cast` to i32 of a number beyond its range, or of NaN, is -2147483648.
+comparisons, `argmax`, `max`, `remainder` and `where`. `gather`, `sort`, `argsort`, indexing, and `equal` and
+`not_equal` of two i32 values keep them. `cast` to i32 of a number beyond its range, or of NaN, is -2147483648.
 """
 
 
