@@ -55,7 +55,7 @@ def identity_of(loop: LoopState) -> Identity:
         **loop.data.records,
         **trainer_settings(trainer),
         **sizes,
-        "attributes": attributes,
+        "attributes": attributes | _user_ops(values),
         "seed of the rows": loop.seed,
         "training rows": len(loop.train_rows),
         "validation rows": len(loop.val_rows),
@@ -86,6 +86,12 @@ def identity_of(loop: LoopState) -> Identity:
     unknown += [f"the callback {type(each).__name__}" for each in own if type(each).__repr__ in own_text]
     environment = environment_of(trainer.options, [step.run for step in steps])
     return Identity(settings, environment, contents, unknown)
+
+
+def _user_ops(values: Sequence[Value]) -> dict[str, str]:
+    """Names of the functions of gl.op, and digests of their code."""
+    calls = {n.attrs["call"].fingerprint.removesuffix(" vjp") for n in reachable(values) if n.op.python}
+    return {"the code of gl.op": ", ".join(sorted(calls))} if calls else {}
 
 
 def _built(loop: LoopState) -> tuple[list[CompiledBatch], dict[str, str]]:
