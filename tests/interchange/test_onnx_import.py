@@ -161,6 +161,24 @@ SPECS: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("LogSoftmax", [rows(2, 3, 4)], {}),
     ("HardSwish", [3 * rows(3, 4)], {}),
     ("Cast", [3 * rows(3, 4)], {"to": 6}),
+    ("Erf", [rows(3, 4)], {}),
+    ("Floor", [3 * rows(3, 4)], {}),
+    ("Ceil", [3 * rows(3, 4)], {}),
+    ("Round", [np.array([0.5, 1.5, -2.5, 1.2], np.float32)], {}),
+    ("Not", [np.array([True, False])], {}),
+    ("CumSum", [rows(3, 4), np.array(1)], {}),
+    ("CumSum", [rows(3, 4), np.array(-2)], {"reverse": 1, "exclusive": 1}),
+    ("GatherElements", [rows(3, 4), np.array([[0, -1], [2, 1], [3, 3]])], {"axis": 1}),
+    ("Trilu", [rows(4, 4), np.array(1)], {}),
+    ("Trilu", [rows(4, 4)], {"upper": 0}),
+    ("ReduceL1", [rows(3, 4), np.array([1])], {}),
+    ("ReduceL2", [rows(3, 4)], {"keepdims": 0}),
+    ("ReduceSumSquare", [rows(3, 4), np.array([0])], {}),
+    ("ReduceLogSum", [np.abs(rows(3, 4)), np.array([0])], {}),
+    ("ReduceLogSumExp", [rows(3, 4), np.array([1])], {}),
+    ("Pad", [rows(3, 4), np.array([1, 2, 1, 0])], {"mode": "reflect"}),
+    ("Pad", [rows(3, 4), np.array([1, 2, 1, 0])], {"mode": "edge"}),
+    ("AveragePool", [rows(2, 3, 7, 6)], {"kernel_shape": [3, 2], "pads": [1, 1, 0, 1]}),
 ]
 
 
@@ -253,22 +271,35 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
         (["Expand x s -> y0"], {"s": np.array([1 << 50, 2, 3])}, "at most 6 axes and"),
         (["Tile x s -> y0"], {"s": np.array([1 << 31, 1 << 31])}, "at most 6 axes and"),
         (["Reshape x s -> y0"], {"s": np.array([7, -1])}, "Reshape"),
-        (["Erf x -> y0"], {}, "Erf is used otherwise than in GELU"),
+        (["Pad x s -> y0"], {"s": np.array([1, 0, 0, 0]), "mode": "odd"}, "mode='odd'; need mode='constant'"),
+        (["Dropout x r t -> y0"], {"r": np.array(0.5, np.float32), "t": np.array(True)}, "training_mode=True; need F"),
         (["Gather x s -> y0"], {"s": np.array([9])}, "positions beyond an axis of 2"),
         (["Transpose -> y0"], {}, "do not fit the op"),
-        (["MaxPool x -> y0"], {}, "do not fit the op"),
+        (["MaxPool x -> y0"], {}, r"need \[N, C, L\] or"),
     ],
 )
 def test_hostile_nodes_are_errors_of_the_call(nodes: list[str], arrays: Any, match: str, tmp_path: Path) -> None:
     built = []
     for text in nodes:
         before, _, out = text.partition(" -> ")
-        built.append(helper.make_node(before.split()[0], before.split()[1:], [out], name="n"))
+        how = {"mode": arrays["mode"]} if "mode" in arrays else {}
+        built.append(helper.make_node(before.split()[0], before.split()[1:], [out], name="n", **how))
+    arrays = {name: array for name, array in arrays.items() if name != "mode"}
     onnx.save(made(built, {"x": rows(2, 3)}, arrays), tmp_path / "bad.onnx")
     net = gl.import_onnx(tmp_path / "bad.onnx")
     with pytest.raises(gl.GradloomError, match=match) as caught:
         net(gl.input("x", (2, 3)))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and str(caught.value).count("import_onnx: ") == 1
+
+
+def test_the_page_lists_the_ops() -> None:
+    from gradloom.interchange.import_ops import IMPORTS
+    from gradloom.interchange.onnx_ops import OPS
+
+    page = (Path(__file__).parents[2] / "docs" / "interchange.md").read_text()
+    for start, ops in (("Ops that are imported: ", IMPORTS), ("Ops that are exported: ", OPS)):
+        listed = page.partition(start)[2].partition(".\n")[0].replace("`", "")
+        assert listed.split() == ", ".join(sorted(ops)).split()
 
 
 def test_constants_of_a_graph_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,35 @@ def test_layers_that_are_not_drawn(net: Any, x: np.ndarray, tmp_path: Path) -> N
     agree(run(tmp_path / "net.onnx", input=more)[0], gl.predict(made, more))
 
 
+OPS: dict[str, Any] = {
+    "erf": gl.ops.erf, "floor": gl.ops.floor, "ceil": gl.ops.ceil, "round": gl.ops.round, "trunc": gl.ops.trunc,
+    "remainder": lambda x: gl.ops.remainder(x, 0.7) + gl.ops.remainder(x, -0.3),
+    "cumsum": lambda x: gl.ops.cumsum(x, 1), "argsort": lambda x: gl.ops.argsort(x, 1, True),
+    "sort": lambda x: gl.ops.sort(x)[0], "top_k": lambda x: gl.ops.top_k(x, 2, largest=False)[0],
+    "gather": lambda x: gl.ops.gather(x, gl.ops.argsort(x), 1),
+    "one_hot": lambda x: gl.ops.one_hot(gl.ops.argmax(x, 1), 5),
+    "scatter_add": lambda x: gl.ops.scatter_add(x, gl.ops.argsort(x), x * 2.0, 1),
+}  # fmt: skip
+
+
+class Function(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_single_ops(name: str, tmp_path: Path) -> None:
+    net, x = Function(OPS[name]), 3 * rows(4, 5)
+    made = gl.export_onnx(net, tmp_path / "net.onnx", x[:2])
+    (y,) = gl.compile([net(gl.input("x", x.shape))])(x=x)
+    assert made.fixed == ""
+    agree(run(tmp_path / "net.onnx", input=x)[0], y)
+
+
 class Both(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -239,18 +239,146 @@ def test_load_state_dict_takes_parameters_and_tensors_of_both_libraries() -> Non
     [
         (lambda: tnn.Sequential(tnn.Bilinear(2, 2, 2)), r"0 \(Bilinear\) is not supported: gl.nn has no such layer"),
         (lambda: tnn.BatchNorm1d(3, affine=False), r"the module \(BatchNorm1d\) has affine=False; need affine=True"),
-        (lambda: tnn.Conv2d(1, 1, 3, padding_mode="circular"), "padding_mode='circular'; need padding_mode='zeros'"),
+        (lambda: tnn.MaxPool2d(3, dilation=2), r"\(MaxPool2d\) has dilation=2; need dilation=1"),
+        (lambda: tnn.Softplus(2.5, threshold=1.0), "threshold=1.0; need threshold=20 or more"),
+        (lambda: tnn.LayerNorm((2, 3)), r"normalized_shape=\(2, 3\); need one axis"),
         (lambda: tnn.MultiheadAttention(4, 2), "batch_first=False; need batch_first=True"),
         (lambda: tnn.MaxPool2d(2, ceil_mode=True), "ceil_mode=True; need ceil_mode=False"),
         (lambda: tnn.Embedding(3, 2, padding_idx=0), "padding_idx=0; need padding_idx=None"),
         (lambda: tnn.utils.parametrizations.weight_norm(tnn.Linear(2, 2)), "has hooks or parametrizations"),
-        (lambda: tnn.LSTM(2, 3, proj_size=1), "proj_size=1; need proj_size=0"),
     ],
 )
 def test_unsupported_modules_are_named(module: Any, message: str) -> None:
     with pytest.raises(gl.GraphError, match=message) as caught:
         nn.from_torch(module())
     assert "\n" not in str(caught.value)
+
+
+def changed(name: str, value: Any, module: Any = None) -> Any:
+    module = module or tnn.Linear(2, 2)
+    *above, last = name.split(".")
+    holder = module.get_submodule(".".join(above))
+    setattr(holder, last, value)
+    return module
+
+
+def of_class(base: Any, *arguments: Any, **methods: Any) -> Any:
+    return type("Mine", (base,), methods)(*arguments)
+
+
+def encoder(kind: str = "Encoder") -> Any:
+    return getattr(tnn, f"Transformer{kind}Layer")(4, 2, 8, 0.1, batch_first=True)
+
+
+def hooked(name: str, module: Any) -> Any:
+    module.get_submodule(name).register_forward_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda: changed("forward", lambda x: x), "Linear.* has a forward of its own, set on the object"),
+        (lambda: tnn.Sequential(changed("forward", lambda x: x)), r"0 \(Linear\) has a forward of its own, set on"),
+        (lambda: changed("forward", lambda x: x, tnn.Sequential(tnn.ReLU())), r"\(Sequential\) has a forward of"),
+        (lambda: changed("_call_impl", lambda x: x), "_call_impl of its own"),
+        (lambda: of_class(tnn.Linear, 2, 2, __call__=lambda self, x: x), "__call__ of its own"),
+        (lambda: of_class(tnn.Conv2d, 2, 2, 3, _conv_forward=lambda self, x, w, b: x), "_conv_forward of its own"),
+        (lambda: changed("_sa_block", lambda *a: a[0], encoder()), "_sa_block of its own"),
+        (lambda: hooked("linear1", encoder()), "linear1 with hooks or parametrizations"),
+        (lambda: changed("linear1", tnn.Sequential(), encoder()), "linear1=Sequential; need Linear"),
+        (lambda: changed("linear1.forward", lambda x: x, encoder()), "linear1 with a forward of its own"),
+        (lambda: changed("norm2.eps", 0.1, encoder()), "norm2.eps=0.1; need norm2.eps=1e-05"),
+        (lambda: changed("norm3.eps", 0.1, encoder("Decoder")), "norm3.eps=0.1"),
+        (lambda: changed("dropout3.p", 0.2, encoder("Decoder")), r"dropout rates \[0.1, 0.2\]; need one rate"),
+        (lambda: changed("multihead_attn", tnn.MultiheadAttention(4, 1, 0.1, batch_first=True), encoder("Decoder")),
+         "multihead_attn.num_heads=1; need multihead_attn.num_heads=2"),
+        (lambda: changed("dropout.training", False, encoder()), "dropout.training=False; need dropout.training=True"),
+        (lambda: tnn.TransformerEncoderLayer(4, 2, 8, activation=lambda x: x, batch_first=True), "activation=<lambda>"),
+        (lambda: changed("extra", tnn.Parameter(torch.zeros(2))), "array 'extra' that its layer does not know"),
+        (lambda: tnn.Sequential(__import__("collections").OrderedDict([("1", tnn.ReLU()), ("0", tnn.ReLU())])),
+         "layer 1 at place 0; need the order"),
+    ],
+)  # fmt: skip
+def test_what_a_module_computes_beyond_its_class_is_an_error(module: Any, message: str) -> None:
+    with pytest.raises(gl.GraphError, match=message) as caught:
+        nn.from_torch(module())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("padding", [2, "same"])
+def test_modes_of_padding(mode: str, rank: int, padding: Any) -> None:
+    torch.manual_seed(0)
+    module = getattr(tnn, f"Conv{rank}d")(2, 3, 3, padding=padding, dilation=2, padding_mode=mode)
+    x = np.random.default_rng(0).standard_normal((2, 2, *(7, 6)[:rank])).astype(np.float32)
+    agree(outputs(nn.from_torch(module), x), module.double()(torch.tensor(x).double()))
+
+
+@pytest.mark.parametrize("kind", ["AdaptiveAvgPool1d", "AdaptiveMaxPool1d"])
+@pytest.mark.parametrize("size", [3, (4,)])
+def test_adaptive_pools_of_rows(kind: str, size: Any) -> None:
+    module, x = getattr(tnn, kind)(size), np.random.default_rng(0).standard_normal((2, 3, 10)).astype(np.float32)
+    agree(outputs(nn.from_torch(module), x), module(torch.tensor(x).double()))
+
+
+def test_a_projected_lstm() -> None:
+    torch.manual_seed(1)
+    module = tnn.LSTM(3, 5, num_layers=2, batch_first=True, bidirectional=True, proj_size=2)
+    net, x = nn.from_torch(module), np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)
+    y = net(gl.input("x", x.shape))[0]
+    agree(np.asarray(evaluate([y], {"x": x})[y]), module.double()(torch.tensor(x).double())[0])
+    module.load_state_dict(nn.torch_state_dict(net, module))
+
+
+def tied() -> Any:
+    module = tnn.Sequential(tnn.Linear(3, 3), tnn.Linear(3, 3, bias=False))
+    module[1].weight = module[0].weight
+    return module
+
+
+def twice(layer: Any) -> Any:
+    return tnn.Sequential(layer, tnn.ReLU(), layer)
+
+
+def named_layers() -> Any:
+    from collections import OrderedDict
+
+    return tnn.Sequential(OrderedDict(first=tnn.Linear(2, 3), norm=tnn.BatchNorm1d(3), z=twice(tnn.Linear(3, 3))))
+
+
+def stacked_encoder() -> Any:
+    return tnn.TransformerEncoder(encoder(), 2, tnn.LayerNorm(4), enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize(
+    "made", [tied, named_layers, stacked_encoder, lambda: tnn.Sequential(tnn.Embedding(5, 4), stacked_encoder()),
+             lambda: twice(tnn.Linear(3, 3)), lambda: twice(encoder())],
+    ids=["tied", "named", "encoder", "below", "shared", "shared encoder"],
+)  # fmt: skip
+def test_the_state_dict_of_any_converted_module_loads(made: Any) -> None:
+    module = made()
+    net, other = nn.from_torch(module), nn.from_torch(module).init(5)
+    other.load_state_dict(module.state_dict())
+    for name, array in net.state_dict().items():
+        np.testing.assert_array_equal(other.state_dict()[name], array)
+    other.init(6).load_state_dict(net.state_dict())
+    for name, array in net.state_dict().items():
+        np.testing.assert_array_equal(other.state_dict()[name], array)
+
+
+def test_different_arrays_of_a_shared_layer_are_an_error() -> None:
+    module = twice(tnn.Linear(2, 2))
+    net, state = nn.from_torch(module), module.state_dict()
+    state["2.bias"] = state["2.bias"] + 1
+    before = net.state_dict()
+    with pytest.raises(gl.GraphError, match="^load: 0.bias and 2.bias differ; need equal arrays, because this model"):
+        net.load_state_dict(state)
+    np.testing.assert_array_equal(net.state_dict()["0.bias"], before["0.bias"])
+    del state["0.bias"]
+    net.load_state_dict(state)
+    np.testing.assert_array_equal(net.state_dict()["0.bias"], state["2.bias"].numpy())
 
 
 def test_other_errors() -> None:

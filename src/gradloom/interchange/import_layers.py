@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from .. import ops
+from ..graph.leaves import as_value
 from ..graph.value import Value, describe
 from .import_nodes import MOST, Entry, OnnxNode, Operand, axes_of, is_known, value_of
 
 
-def reduced(function: Entry, of_arrays: Entry) -> Entry:
+def reduced(function: Entry, of_arrays: Entry | None = None) -> Entry:
     def entry(node: OnnxNode, x: Operand, axes: Operand = None) -> Operand:
         found, keep = axes_of(node, x, axes), bool(node.get("keepdims", 1))
         if not found and node.get("noop_with_empty_axes", 0):
             return x
         chosen = tuple(found) if found else tuple(range(len(x.shape)))
-        return of_arrays(x, chosen, keepdims=keep) if is_known(x) else function(value_of(x), chosen, keep)
+        if of_arrays is not None and is_known(x):
+            return of_arrays(x, chosen, keepdims=keep)
+        return function(value_of(x), chosen, keep)
 
     return entry
 
@@ -121,10 +126,13 @@ def average_pool(node: OnnxNode, x: Value, _: None = None) -> Value:
     node.need(ceil_mode=0, dilations=[1] * len(node.attributes["kernel_shape"]))
     kernel = node.attributes["kernel_shape"]
     is_padded = any(node.get("pads", ())) or node.get("auto_pad", b"NOTSET").startswith(b"SAME")
-    if is_padded and not node.get("count_include_pad", 0):
-        raise node.fault("count_include_pad=0 with padding; need count_include_pad=1")
-    x, sides = _sides(node, x, kernel, 0.0)
-    return ops.avg_pool2d(x, kernel, node.get("strides", [1, 1]), sides)
+    ones = as_value(np.ones((1, 1, *x.shape[2:]), np.float32))
+    pooled = []
+    for one in (x, ones):
+        wide, sides = _sides(node, one, kernel, 0.0)
+        pooled.append(ops.avg_pool2d(wide, kernel, node.get("strides", [1, 1]), sides))
+    is_whole = node.get("count_include_pad", 0) or not is_padded
+    return pooled[0] if is_whole else ops.div(*pooled)
 
 
 def of_whole_images(function: Entry) -> Entry:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import ops
 from ..base.errors import GraphError
 from ..graph.leaves import as_value
 from ..graph.value import Value
@@ -46,15 +47,22 @@ class OnnxNode:
         """GraphError unless attributes, where given, have these values."""
         for name, value in settings.items():
             if name in self.attributes and self.attributes[name] != value:
-                raise self.fault(f"{name}={self.attributes[name]!r:.60}; need {name}={value!r}")
+                seen, need = (one.decode("utf-8", "replace") if isinstance(one, bytes) else one
+                              for one in (self.attributes[name], value))  # fmt: skip
+                raise self.fault(f"{name}={seen!r:.60}; need {name}={need!r}")
 
 
 @dataclass
 class ErrorFunction:
-    """erf(x * sqrt(1/2)), for which there is no op; plus 1 and times x it is 2 gelu(x). plus_one: 1 was added."""
+    """erf(x * sqrt(1/2)) of a scaled value; plus 1 and times x it is 2 gelu(x). plus_one: 1 was added."""
 
     x: Value
+    scaled: Value
     plus_one: bool = False
+
+    def value(self) -> Value:
+        made = ops.erf(self.scaled)
+        return ops.add(made, 1.0) if self.plus_one else made
 
 
 Entry = Callable[..., Any]
@@ -89,6 +97,8 @@ def is_known(*operands: Operand) -> bool:
 
 def value_of(x: Operand) -> Value:
     """An operand as a value; whole numbers of 64 bits become i32."""
+    if isinstance(x, ErrorFunction):
+        return x.value()
     if isinstance(x, np.ndarray) and x.dtype == np.int64:
         x = x.astype(np.int32)
     return as_value(x.astype(np.uint8) if isinstance(x, np.ndarray) and x.dtype == np.bool_ else x)
@@ -96,8 +106,6 @@ def value_of(x: Operand) -> Value:
 
 def as_output(x: Operand) -> Value:
     """An output of the whole graph."""
-    if isinstance(x, ErrorFunction):
-        raise GraphError("import_onnx: an output is the error function, which has no form here")
     return value_of(x)
 
 

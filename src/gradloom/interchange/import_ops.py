@@ -47,9 +47,11 @@ from .import_nodes import (
 from .import_shapes import (
     concat,
     constant_of_shape,
+    cumsum,
     expand,
     flatten,
     gather,
+    gather_elements,
     pad,
     reshape,
     shape_of,
@@ -58,6 +60,7 @@ from .import_shapes import (
     squeeze,
     tile,
     transpose,
+    trilu,
     unsqueeze,
     whole_range,
 )
@@ -100,9 +103,9 @@ def _mul(node: OnnxNode, x: Operand, y: Operand) -> Operand:
     for one, other in ((x, y), (y, x)):
         if isinstance(one, ErrorFunction):
             first, factor = factor_of(other)
-            if not one.plus_one or first is not one.x:
-                raise node.fault("Erf is used otherwise than in GELU: x * (1 + erf(x / sqrt(2)))")
-            return _scaling(node, ops.gelu(one.x), 2 * factor)
+            if one.plus_one and first is one.x:
+                return _scaling(node, ops.gelu(one.x), 2 * factor)
+            return _mul(node, one.value(), other.value() if isinstance(other, ErrorFunction) else other)
         number = _number(other)
         if number is not None and isinstance(one, Value) and one.ndim >= np.ndim(other):
             return _scaling(node, one, number)
@@ -123,17 +126,16 @@ def _div(node: OnnxNode, x: Operand, y: Operand) -> Operand:
 def _add(node: OnnxNode, x: Operand, y: Operand) -> Operand:
     for one, other in ((x, y), (y, x)):
         if isinstance(one, ErrorFunction):
-            if one.plus_one or _number(other) != 1:
-                raise node.fault("Erf is used otherwise than in GELU: x * (1 + erf(x / sqrt(2)))")
-            return ErrorFunction(one.x, True)
+            if not one.plus_one and _number(other) == 1:
+                return ErrorFunction(one.x, one.scaled, True)
+            return ops.add(one.value(), value_of(other))
     return _binary(ops.add, np.add)(node, x, y)
 
 
-def _erf(node: OnnxNode, x: Value) -> ErrorFunction:
+def _erf(node: OnnxNode, x: Operand) -> Operand:
+    scaled = value_of(x)
     first, factor = factor_of(x)
-    if abs(factor - math.sqrt(0.5)) > 1e-3:
-        raise node.fault("Erf is used otherwise than in GELU: x * (1 + erf(x / sqrt(2)))")
-    return ErrorFunction(first)
+    return ErrorFunction(first, scaled) if abs(factor - math.sqrt(0.5)) < 1e-6 else ops.erf(scaled)
 
 
 def _clip(node: OnnxNode, x: Operand, low: Operand = None, high: Operand = None) -> Operand:
@@ -180,6 +182,12 @@ def _same(node: OnnxNode, x: Operand, *_: Operand) -> Operand:
     return x
 
 
+def _dropout(node: OnnxNode, x: Operand, ratio: Operand = None, training: Operand = None) -> Operand:
+    if training is not None and known(node, training, "training_mode").any():
+        raise node.fault("training_mode=True; need False: gl.nn.Dropout drops in training")
+    return x
+
+
 # Op of ONNX -> ours
 IMPORTS: Mapping[str, Entry] = {
     "Abs": _unary(ops.abs, np.abs),
@@ -188,6 +196,10 @@ IMPORTS: Mapping[str, Entry] = {
     "Sqrt": _unary(ops.sqrt, np.sqrt),
     "Exp": _unary(ops.exp, np.exp),
     "Log": _unary(ops.log, np.log),
+    "Floor": _unary(ops.floor, np.floor),
+    "Ceil": _unary(ops.ceil, np.ceil),
+    "Round": _unary(ops.round, np.rint),
+    "Not": _unary(lambda x: ops.equal(ops.cast(x, "f32"), 0.0), np.logical_not),
     "Sin": _unary(ops.sin, np.sin),
     "Cos": _unary(ops.cos, np.cos),
     "Reciprocal": _unary(lambda x: ops.div(1.0, x), np.reciprocal),
@@ -220,7 +232,7 @@ IMPORTS: Mapping[str, Entry] = {
     "Where": _where,
     "Cast": _cast,
     "Identity": _same,
-    "Dropout": _same,
+    "Dropout": _dropout,
     "Shape": shape_of,
     "Reshape": reshape,
     "Flatten": flatten,
@@ -234,6 +246,9 @@ IMPORTS: Mapping[str, Entry] = {
     "Tile": tile,
     "Pad": pad,
     "Gather": gather,
+    "GatherElements": gather_elements,
+    "Trilu": trilu,
+    "CumSum": cumsum,
     "Constant": lambda node: node.attributes["value"],
     "ConstantOfShape": constant_of_shape,
     "Range": whole_range,
@@ -241,6 +256,11 @@ IMPORTS: Mapping[str, Entry] = {
     "ReduceMean": reduced(ops.mean, np.mean),
     "ReduceMax": reduced(ops.max, np.max),
     "ReduceMin": reduced(ops.min, np.min),
+    "ReduceL1": reduced(lambda x, *how: ops.sum(ops.abs(x), *how)),
+    "ReduceL2": reduced(lambda x, *how: ops.sqrt(ops.sum(ops.sqr(x), *how))),
+    "ReduceSumSquare": reduced(lambda x, *how: ops.sum(ops.sqr(x), *how)),
+    "ReduceLogSum": reduced(lambda x, *how: ops.log(ops.sum(x, *how))),
+    "ReduceLogSumExp": reduced(ops.logsumexp),
     "ArgMax": arg_max,
     "MatMul": matmul,
     "Gemm": gemm,

@@ -111,7 +111,9 @@ def tile(node: OnnxNode, x: Operand, times: Operand) -> Operand:
 
 
 def pad(node: OnnxNode, x: Value, pads: Operand = None, value: Operand = None, axes: Operand = None) -> Value:
-    node.need(mode=b"constant")
+    mode = node.get("mode", b"constant")
+    if mode not in _PAD_MODES:
+        node.need(mode=b"constant")
     sizes = node.get("pads") if pads is None else whole_numbers(node, pads, "pads")
     found = axes_of(node, x, axes) or list(range(len(x.shape)))
     if len(sizes) != 2 * len(found):
@@ -121,7 +123,10 @@ def pad(node: OnnxNode, x: Value, pads: Operand = None, value: Operand = None, a
         pairs[axis] = sizes[i], sizes[i + len(found)]
     check_size(node, [n + a + b for n, (a, b) in zip(x.shape, pairs, strict=True)])
     number = node.get("value", 0.0) if value is None else float(known(node, value, "the value").reshape(()))
-    return ops.pad(x, pairs, number)
+    return ops.pad(x, pairs, number) if mode == b"constant" else ops.pad(x, pairs, mode=_PAD_MODES[mode])
+
+
+_PAD_MODES = {b"constant": "constant", b"reflect": "reflect", b"edge": "replicate", b"wrap": "circular"}
 
 
 def gather(node: OnnxNode, x: Operand, ids: Operand) -> Operand:
@@ -144,6 +149,26 @@ def gather(node: OnnxNode, x: Operand, ids: Operand) -> Operand:
     if axis == 0:
         return made
     return made.transpose(*range(count, count + axis), *range(count), *range(count + axis, made.ndim))
+
+
+def gather_elements(node: OnnxNode, x: Operand, ids: Operand) -> Value:
+    axis = node.get("axis", 0) % max(len(x.shape), 1)
+    if is_known(ids):
+        ids = np.where(ids < 0, ids + x.shape[axis], ids)
+    return ops.gather(value_of(x), value_of(ids), axis)
+
+
+def trilu(node: OnnxNode, x: Operand, k: Operand = None) -> Value:
+    by = 0 if k is None else int(known(node, k, "k").reshape(()))
+    return (ops.triu if node.get("upper", 1) else ops.tril)(value_of(x), by)
+
+
+def cumsum(node: OnnxNode, x: Operand, axis: Operand) -> Value:
+    at, value = int(known(node, axis, "the axis").reshape(())), value_of(x)
+    turned = ops.flip(value, at) if node.get("reverse", 0) else value
+    made = ops.cumsum(turned, at)
+    made = ops.sub(made, turned) if node.get("exclusive", 0) else made
+    return ops.flip(made, at) if node.get("reverse", 0) else made
 
 
 def constant_of_shape(node: OnnxNode, shape: Operand) -> np.ndarray:

@@ -21,7 +21,7 @@ from ..graph.value import Value, describe
 from ..nn.layers import Held
 from .export import BUFFERS, TRAINED
 from .graph_writer import LARGEST
-from .import_nodes import MOST_IN_ALL, OnnxNode, as_output, scaling
+from .import_nodes import MOST_IN_ALL, ErrorFunction, OnnxNode, as_output, scaling
 from .import_ops import IMPORTS, STATISTICS, WEIGHTS
 
 OPSETS = range(9, 27)  # versions of ai.onnx whose ops are known
@@ -73,7 +73,11 @@ def _result(node: OnnxNode, inputs: list[Any]) -> list[Any]:
     """The outputs of a node; GraphError for inputs that its op does not take."""
     try:
         with np.errstate(all="ignore"):
+            if node.op not in ("Add", "Mul"):  # which find GELU
+                inputs = [one.value() if isinstance(one, ErrorFunction) else one for one in inputs]
             made = IMPORTS[node.op](node, *inputs)
+    except GraphError as error:
+        raise error if str(error).startswith("import_onnx: ") else node.fault(str(error)) from None
     except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError) as error:
         raise node.fault(f"inputs or attributes do not fit the op: {' '.join(str(error).split())[:100]}") from None
     return made if isinstance(made, list) else [made]

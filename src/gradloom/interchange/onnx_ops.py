@@ -132,6 +132,34 @@ def _average_pool(w: GraphWriter, c: Call) -> str:
     return w("AveragePool", c.inputs[0], kernel_shape=list(c.attrs["kernel"]), count_include_pad=1, **_window(c))
 
 
+def _trunc(w: GraphWriter, c: Call) -> str:
+    (x,) = c.inputs
+    return w("Mul", w("Sign", x), w("Floor", w("Abs", x)))
+
+
+def _remainder(w: GraphWriter, c: Call) -> str:
+    """With the sign of y: ONNX has that of x for real numbers."""
+    x, y = c.inputs
+    rest = w("Mod", x, y, fmod=1)
+    is_other = w("Less", w("Mul", w("Sign", rest), w("Sign", y)), w.number(0))
+    return w("Where", is_other, w("Add", rest, y), rest)
+
+
+def _cumsum(w: GraphWriter, c: Call) -> str:
+    return w("CumSum", c.inputs[0], w.number(c.attrs["axis"], np.int64), reverse=int(c.attrs["reverse"]))
+
+
+def _argsort(w: GraphWriter, c: Call) -> str:
+    how = {"axis": c.attrs["axis"], "largest": int(c.attrs["descending"]), "sorted": 1}
+    return w.cast(w.many("TopK", [c.inputs[0], w.extents([c.attrs["count"]])], 2, **how)[1], np.int32)
+
+
+def _scattered(w: GraphWriter, c: Call) -> str:
+    g, ids = c.inputs
+    zeros = w("Expand", w.number(0), w.extents(c.shape))
+    return w("ScatterElements", zeros, ids, g, axis=c.attrs["axis"], reduction="add")
+
+
 def _layer_norm(w: GraphWriter, c: Call) -> str:
     ones = w.array(np.ones(c.shape[-1], np.float32))
     return w("LayerNormalization", c.inputs[0], ones, axis=-1, epsilon=c.attrs["eps"])
@@ -155,6 +183,12 @@ OPS: dict[str, Emit] = {
     "exp": _plain("Exp"),
     "expm1": lambda w, c: w("Sub", w("Exp", c.inputs[0]), w.number(1)),
     "log": _plain("Log"),
+    "erf": _plain("Erf"),
+    "floor": _plain("Floor"),
+    "ceil": _plain("Ceil"),
+    "round": _plain("Round"),
+    "trunc": _trunc,
+    "remainder": _remainder,
     "sin": _plain("Sin"),
     "cos": _plain("Cos"),
     "relu": _plain("Relu"),
@@ -198,6 +232,10 @@ OPS: dict[str, Emit] = {
     "conv2d_back_input": _conv_transpose,
     "max_pool2d": _max_pool,
     "avg_pool2d": _average_pool,
+    "cumsum": _cumsum,
+    "argsort": _argsort,
+    "gather": lambda w, c: w("GatherElements", *c.inputs, axis=c.attrs["axis"]),
+    "gather_back": _scattered,
     "get_rows": _plain("Gather", axis=0),
     "layer_norm": _layer_norm,
     "softmax": _softmax,

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..base import locks
-from ..base.arguments import as_bool, listed, what_is
-from ..base.dlpack import array_of
-from ..base.errors import DTypeError, GraphError, SettingError, ShapeError
+from ..base.arguments import as_bool, what_is
+from ..base.errors import DTypeError, GraphError, ShapeError
 from ..base.habits import AttributeHints, KeywordHints
 from ..graph.leaves import Parameter, stored_value
 from ..graph.numbers import addressable
@@ -21,6 +20,7 @@ from ..graph.scope import enter_scope, leave_scope
 from ..graph.stored import Role, Stored, copies, replace
 from .devices import OnDevice
 from .initial import Init
+from .loading import arrays_for
 from .philox import Key
 from .room import need_room
 from .shown import Shown
@@ -44,7 +44,7 @@ _Path = tuple[str, Parameter, "Init | None"]
 # The path of a module below another, from the upper one down: (attributes, list, tuple or dict; key; the object there).
 _Links = tuple[tuple[Any, Any, Any], ...]
 
-_OWN = ("_inits", "_unassigned", "_paths_below")  # attributes that are no part of the tree
+_OWN = ("_inits", "_unassigned", "_paths_below", "torch_names")  # attributes that are no part of the tree
 _NOT_OUTLINED = {*_OWN, "_training", "_drawn_at", "_paths_at"}  # nor part of what forward reads; see `training`
 _changes = object()  # replaced after each change to any tree of modules: cached properties of a tree end then
 
@@ -75,6 +75,7 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
     _training = True
     _drawn_at: object = None  # _changes when all parameters of the tree were last seen to be drawn
     _paths_at: object = None
+    torch_names: tuple[str, ...] = ()  # of the layers of a Sequential, in the torch.nn.Module that from_torch converted
 
     def __init__(self) -> None:
         mine = vars(self)  # called twice, it forgets nothing
@@ -278,45 +279,15 @@ class Module(OnDevice, Shown, KeywordHints, AttributeHints):
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Assign all parameters and buffers; `arrays` may be a state dict of torch.nn (docs/interchange.md).
 
-        GraphError names missing and unknown arrays, ShapeError those of another shape; then nothing is changed.
+        A parameter that the model holds at several places may have several names there, with equal arrays. GraphError
+        names missing and unknown arrays, ShapeError those of another shape; then nothing is changed.
         """
-        if not isinstance(arrays, Mapping):
-            seen = what_is(arrays)
-            raise SettingError(
-                f"load_state_dict: got {seen}; need a dict of arrays, or gl.load(model, path) for a file"
-            )
-        arrays = {name: array_of(f"load: {name}", one) for name, one in arrays.items()}
-        for path, module in self._places():
-            module.take_torch_names(arrays, path)
-        mine = {name: p for name, p, _ in self.named_stored()}
-        missing, extra = sorted(set(mine) - set(arrays)), sorted(set(arrays) - set(mine))
-        shapes = [(name, arrays[name].shape, p.shape) for name, p in mine.items() if name in arrays]
-        wrong = [f"{name} has shape {list(seen)}; need {list(need)}" for name, seen, need in shapes if seen != need]
-        if missing or extra:
-            faults = [f"missing {listed(missing)}"] * bool(missing) + [f"unknown {listed(extra)}"] * bool(extra)
-            raise GraphError(
-                f"load: {'; '.join([*faults, f'need exactly the {len(mine)} arrays of this model', *wrong])}"
-            )
-        if wrong:
-            raise ShapeError(f"load: {listed(wrong, ', ')}")
-        for name, parameter in mine.items():
-            kind = arrays[name].dtype
-            if kind.kind not in "fiub" and kind.name != "bfloat16":
-                raise DTypeError(f"load: {name} is {kind}; need numbers for {parameter.dtype.name}")
-        replace({p.stored: arrays[name] for name, p in mine.items()})
+        list(self.named_stored())  # the names are checked
+        paths = {name: p for name, p, _ in self._all_paths()}
+        replace(arrays_for(self, arrays, paths))
 
     def take_torch_names(self, arrays: dict[str, Any], path: str) -> None:
         """Replace names of torch.nn, which begin with `path`, by those of this layer's own arrays."""
-
-    def _places(self) -> list[tuple[str, Module]]:
-        """(beginning of the names of its arrays, module) of the tree, each module at the first place."""
-        places: dict[Module, str] = {self: ""}
-        todo: list[Module] = [self]
-        for module in todo:
-            new = [(name, one) for name, one in module.children() if one not in places]
-            places |= {one: f"{places[module]}{name}." for name, one in reversed(new)}
-            todo += dict.fromkeys(one for _, one in new)
-        return [(path, module) for module, path in places.items()]
 
     def train(self, mode: bool = True) -> Module:
         """Dropout drops, batch norm takes the batch's statistics. Takes effect where a graph is built next: for a
