@@ -190,8 +190,8 @@ def op(
 
     Arrays are copies, marked read-only. The functions run on the CPU, while no other program of the process runs, and
     cannot run programs themselves; they may be called more often than there are steps. A program belongs to this op
-    object: make it once, outside of loops. Whatever the functions raise, and results of another number, shape or kind, are a
-    UserOpError that names op and line; the weights are as before the step. See docs/user_ops.md.
+    object: make it once, outside of loops. Whatever the functions raise, and results of another number, shape or
+    kind, are a UserOpError that names op and line; the weights are as before the step. See docs/user_ops.md.
 
     Raises SettingError for functions that cannot be called so.
     """
