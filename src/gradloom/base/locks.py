@@ -55,13 +55,13 @@ def has_memory() -> bool:
 @contextlib.contextmanager
 def user_code() -> Iterator[None]:
     """Inside, this thread is in a function of the user's that a program in progress has called."""
-    me, outer = threading.get_ident(), threading.get_ident() in _in_user_code
-    _in_user_code.add(me)
+    me, outer = threading.get_ident(), threading.get_ident() in in_functions
+    in_functions.add(me)
     try:
         yield
     finally:
         if not outer:
-            _in_user_code.discard(me)
+            in_functions.discard(me)
 
 
 def refuse_in_user_code(what: str) -> None:
@@ -75,10 +75,10 @@ def refuse_in_user_code(what: str) -> None:
 
 def in_user_code() -> bool:
     """Whether this thread is in a function that a program in progress has called."""
-    return bool(_in_user_code) and threading.get_ident() in _in_user_code
+    return bool(in_functions) and threading.get_ident() in in_functions
 
 
-_in_user_code: set[int] = set()  # threads
+in_functions: set[int] = set()  # the threads that are in such a function
 
 
 def _before_fork() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from .. import ops
+from ..base import locks
 from ..base.arrays import as_array
 from ..base.dlpack import CPU, exported, imported
 from ..base.dtypes import DType, f32
@@ -70,7 +71,10 @@ class Tensor(Value):
         return self._named().index
 
     def _named(self) -> Value:
-        return self.symbol if self.symbol is not None else self.recorder.adopt(self)
+        if self.symbol is not None:
+            return self.symbol
+        locks.refuse_in_user_code("a tensor is recorded")
+        return self.recorder.adopt(self)
 
     def computed(self) -> np.ndarray:
         """The numbers, computed now if they are not yet: not a copy."""

@@ -86,7 +86,8 @@ class Trace:
 
     def record(self, op: Declaration, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """The outputs of the op: a Tensor, or a tuple of them; of an update op the parameters that it writes."""
-        locks.refuse_in_user_code(f"{op.name} of tensors")
+        if locks.in_functions:
+            locks.refuse_in_user_code(f"{op.name} of tensors")
         with locks.building:
             return self.follow()._record(op, inputs, attrs) if self.over else self._record(op, inputs, attrs)
 
@@ -109,8 +110,10 @@ class Trace:
         if op.updates:
             return self._carry_out(node)
         self.count += 1
-        several = tuple([self.wrap(v) for v in node.outputs])
-        made = several[0] if len(several) == 1 and not op.outputs[0].repeated else several
+        if len(node.outputs) == 1 and not op.outputs[0].repeated:
+            made: Any = self.wrap(node.outputs[0])
+        else:
+            made = tuple([self.wrap(v) for v in node.outputs])
         if self.family is None and self.count > PENDING_MOST:
             self.look()
         return made
@@ -177,7 +180,6 @@ class Trace:
         return symbol
 
     def slot(self, array: Numbers, kind: DType) -> Value:
-        locks.refuse_in_user_code("a tensor is recorded")
         self.slots.append(array)
         return self.cache.input(len(self.slots) - 1, array.shape, kind)
 
@@ -250,11 +252,8 @@ class Trace:
         return self.imported[x]
 
     def _carry_out(self, node: Node) -> Any:
-        """Record an update: it is carried out with the next program, once.
-
-        Other traces that read the arrays it writes are computed now, and later readers will execute it
-        first. So no two traces ever wait for each other.
-        """
+        """Record an update: it is carried out with the next program, once. Other traces that read the arrays it writes
+        are computed now, and later readers will execute it first. So no two traces ever wait for each other."""
         targets = [update_target(v) for v in node.outputs]
         leaves = [None if t is None else storage_leaf(t) for t in targets]
         for leaf, value in zip(leaves, node.outputs, strict=True):

@@ -188,10 +188,11 @@ def op(
 
         softsign = gl.op(lambda x: x / (1 + abs(x)), lambda inputs, gradients: gradients[0] / (1 + abs(inputs[0])) ** 2)
 
-    Arrays are copies, marked read-only. The functions run on the CPU, while no other program of the process runs, and
-    cannot run programs themselves; they may be called more often than there are steps. A program belongs to this op
-    object: make it once, outside of loops. Whatever the functions raise, and results of another number, shape or
-    kind, are a UserOpError that names op and line; the weights are as before the step. See docs/user_ops.md.
+    Arrays are copies, marked read-only. The functions run on the CPU, while no other program of the process runs. They
+    cannot run programs, use ops on tensors or read tensors that are not computed yet; they may be called more often
+    than there are steps. A program belongs to this op object: make it once, outside of loops. Whatever the functions
+    raise, and results of another number, shape or kind, are a UserOpError that names op and line; the weights are as
+    before the step. See docs/user_ops.md.
 
     Raises SettingError for functions that cannot be called so.
     """

@@ -170,7 +170,7 @@ def _gathered(node: Node, settings: Mapping[str, Any]) -> Input | None:
 
 def step_error(step: int, cause: str, epoch: int | None = None) -> NonFiniteError:
     """The error of a training step whose loss or gradient is not finite; step and epoch count from 1. A parameter that
-    is not finite at a later step was written by an update, whose results are not guarded."""
+    is not finite at a later step was written by an update: results of the optimizer are not guarded."""
     at = f"step {step}" if epoch is None else f"step {step} (epoch {epoch})"
     hint = "a smaller learning rate or scaled inputs may help"
     if cause.startswith("row "):
