@@ -286,6 +286,8 @@ def hooked(name: str, module: Any) -> Any:
         (lambda: of_class(tnn.Conv2d, 2, 2, 3, _conv_forward=lambda self, x, w, b: x), "_conv_forward of its own"),
         (lambda: changed("_sa_block", lambda *a: a[0], encoder()), "_sa_block of its own"),
         (lambda: hooked("linear1", encoder()), "linear1 with hooks or parametrizations"),
+        (lambda: hooked("activation", changed("activation", tnn.ReLU(), encoder())), "activation changed=True"),
+        (lambda: changed("bias", None, tnn.GroupNorm(1, 2)), "bias=False; need bias=True"),
         (lambda: changed("linear1", tnn.Sequential(), encoder()), "linear1=Sequential; need Linear"),
         (lambda: changed("linear1.forward", lambda x: x, encoder()), "linear1 with a forward of its own"),
         (lambda: changed("norm2.eps", 0.1, encoder()), "norm2.eps=0.1; need norm2.eps=1e-05"),
