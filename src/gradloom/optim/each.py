@@ -20,8 +20,10 @@ OWN = ("p", "g", "step")
 
 
 def each_of(update: Callable[..., Any]) -> bool:
-    """Whether an update is written for one parameter."""
-    return [*inspect.signature(update).parameters][1:] != WHOLE
+    """Whether an update is written for one parameter. One that takes `*args` passes on what a base class takes."""
+    parameters = [*inspect.signature(update).parameters.values()]
+    passes_on = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return not passes_on and [p.name for p in parameters[1:]] != WHOLE
 
 
 def check_each(rule: UpdateRule, update: Each) -> None:
