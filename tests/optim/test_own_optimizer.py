@@ -238,7 +238,7 @@ WRONG = {
         lambda: made(lambda self, p, g, q: {})(),
         r"^Own.update: parameter q is not known; must be among p, g, step",
     ),
-    "star": (lambda: made(lambda self, *args: {})(), r"^Own.update: parameter \*args is not known"),
+    "star": (lambda: made(lambda self, **more: {})(), r"^Own.update: parameter \*\*more is not known"),
     "state": (lambda: made(lambda self, p, g: {}, ("g",))(), r"^Own: state_names has 'g', which is the gradient"),
     "setting": (lambda: made(lambda self, p, g: {}, ("lr",))(), r"^Own: state_names has 'lr', which is a setting"),
     "list": (lambda: fitted(made(lambda self, p, g, m: [p, m])()), r"^Own.update returned a list; must return a dict"),
