@@ -1,4 +1,4 @@
-// quantise_block.h: what the encoders of all formats share. Included by files without flags of an instruction set.
+// quantise_block.h: functions shared by the encoders of all formats. Its files have no flags of an instruction set.
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -163,11 +163,11 @@ inplace: leave it out: values never change, and the plan reuses their memory
 num_workers: leave it out: batches are gathered by the training itself
 pin_memory: leave it out
 fp16 bf16 amp mixed_precision: use precision="bf16"
-gradient_checkpointing: not supported; use a smaller micro_batch_size=
+gradient_checkpointing: use memory="2GiB", or a smaller micro_batch_size=
 data_format: leave it out: images are [N, C, H, W]
 bias_initializer: not supported; use layer.bias.assign(array)
 kernel_initializer: not supported; use layer.weight.assign(array)
-label_smoothing: not supported; use float label rows: labels [rows, classes] as probabilities
+label_smoothing: use gl.losses.CrossEntropy(label_smoothing=0.1)
 ignore_index: leave it out: a label of -100 is ignored
 reduction: not supported; use the mean over the rows, or gl.ops.cross_entropy_pair for (sum, weight)
 [fit]
@@ -665,7 +665,7 @@ LoraConfig Lora: use gl.llm.LoRA(rank=8, alpha=16)
 get_peft_model SFTTrainer SFTConfig fine_tune linear_to_lora_layers: use gl.llm.finetune(model, "data.jsonl",
     gl.llm.LoRA(rank=8))
 PeftModel: use gl.llm.LoRA.load(path, model)
-DPOTrainer: not supported; use gl.llm.finetune(model, data) on the chosen answers
+DPOTrainer: use gl.llm.finetune(model, data, objective="dpo")
 BitsAndBytesConfig: leave it out: quantised weights of a GGUF file stay quantised
 merge_and_unload: use gl.llm.merge(model_path, adapter_path, out_path)
 perplexity: use gl.llm.evaluate(model, data).perplexity
