@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..calls import Arg, Call, Dispatch
+from ..calls import Call, Dispatch
 from .table import kernel
 
 # {name}: the number of an argument. Each moment: its old value, then the new one.
