@@ -120,24 +120,6 @@ def test_the_page_of_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names["step"] == 24 and all((weights[name] == again[name]).all() for name in weights)
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_the_page_of_the_eager_style_runs() -> None:
-    import numpy as np
-
-    import gradloom as gl
-
-    text = (ROOT / "docs" / "eager.md").read_text()
-    loop = re.search(r"\n\n((?:    .*\n)+)", text)
-    assert loop
-    code = re.sub(r"^    ", "", loop[1], flags=re.M)
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((600, 4)).astype(np.float32)
-    names: dict = {"x_train": x, "y_train": x[:, :3].argmax(-1)}
-    before = gl.stats().reused
-    exec("import gradloom as gl\n" + code.replace("lr=1e-3", "lr=1e-2"), names)
-    assert float(names["loss"]) < 1.0 and gl.stats().reused > before + 10
-
-
 def test_the_page_of_precision_runs() -> None:
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "precision.md").read_text(), re.S):
@@ -232,14 +214,6 @@ def test_a_script_of_bench_finds_the_folders_that_it_imports(path: Path) -> None
     text = path.read_text()
     if re.search(r"^ *from (examples|tests)\b", text, re.M):
         assert re.search(r"^ *sys\.path\.(insert|append)\(", text, re.M)
-
-
-def test_the_page_of_capsules_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "capsules.md").read_text(), re.S)
-    exec(block, names)
-    assert names["result"].steps == 2
 
 
 def test_the_page_for_users_of_ggml_has_every_function_once() -> None:

@@ -14,7 +14,11 @@ from tests.gpu import adapter
 
 DOCS = pages.ROOT / "docs"
 FOLDERS = ("start", "tutorials", "guides", "coming_from")
-PAGES = [DOCS / "trouble.md", *sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md"))]
+TOPICS = ("capsules", "eager", "trouble")
+PAGES = [
+    *(DOCS / f"{name}.md" for name in TOPICS),
+    *sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md")),
+]
 
 
 @pytest.mark.slow
