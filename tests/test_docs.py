@@ -75,13 +75,10 @@ def test_the_page_of_what_steers_a_training_runs() -> None:
     assert names["stop"].best > 0.5 and 1e-3 < names["curve"].suggestion < 10
 
 
-def test_the_page_of_losses_and_metrics_runs_and_has_all() -> None:
+def test_the_page_of_losses_and_metrics_has_all() -> None:
     import gradloom as gl
 
     text = (ROOT / "docs" / "losses.md").read_text()
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.S):
-        exec(block, names)
     table = re.findall(r"^\| `(\w+)`, `(\w+)` \| ?([^|]*?) ?\|", text, re.M)
     rows = {name: (kind, options) for name, kind, options in table}
     known = [getattr(gl.losses, name) for name in gl.losses.__all__ if name not in ("Loss", "named")]
