@@ -105,18 +105,6 @@ def test_the_page_of_layers_has_all() -> None:
     assert sorted([*named, "from_torch", "stacked", "torch_state_dict"]) == sorted(gl.nn.__all__)
 
 
-def test_the_page_of_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.S)
-    exec(block, names)
-    assert names["step"] == 24
-    weights = names["net"].state_dict()
-    exec(block, names)  # goes on from step 20
-    again = names["net"].state_dict()
-    assert names["step"] == 24 and all((weights[name] == again[name]).all() for name in weights)
-
-
 def test_the_page_of_precision_runs() -> None:
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "precision.md").read_text(), re.S):
