@@ -112,17 +112,6 @@ def test_the_page_of_precision_runs() -> None:
     assert names["grads"][names["net"][0].weight] is not None and names["outputs"].shape == (200, 3)
 
 
-def test_the_page_of_interchange_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch", "onnx", "onnxruntime"):
-        pytest.importorskip(name)
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "interchange.md").read_text()
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.S):
-        exec(block, names)
-    assert names
-
-
 @pytest.mark.slow
 def test_the_page_of_profiles_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
