@@ -14,7 +14,19 @@ from tests.gpu import adapter
 
 DOCS = pages.ROOT / "docs"
 FOLDERS = ("start", "tutorials", "guides", "coming_from")
-TOPICS = ("capsules", "checkpoints", "eager", "finetuning", "finetuning_data", "images", "interchange", "logs", "losses", "trouble")
+TOPICS = (
+    "capsules",
+    "checkpoints",
+    "devices",
+    "eager",
+    "finetuning",
+    "finetuning_data",
+    "images",
+    "interchange",
+    "logs",
+    "losses",
+    "trouble",
+)
 PAGES = [
     *(DOCS / f"{name}.md" for name in TOPICS),
     *sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md")),
