@@ -19,6 +19,7 @@ TOPICS = (
     "checkpoints",
     "devices",
     "eager",
+    "elsewhere",
     "finetuning",
     "finetuning_data",
     "images",
