@@ -245,12 +245,12 @@ def test_the_page_of_capsules_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_page_for_users_of_ggml_has_every_function_once() -> None:
     import gradloom as gl
 
-    pages = script(ROOT / "docs" / "coming_from_ggml.py")
-    page = ROOT / "docs" / "coming_from_ggml.md"
+    pages = script(ROOT / "docs" / "coming_from" / "ggml.py")
+    page = ROOT / "docs" / "coming_from" / "ggml.md"
     if UPDATE:
         page.write_text(pages.page())
     text = page.read_text()
-    assert text == pages.page(), "run python docs/coming_from_ggml.py > docs/coming_from_ggml.md"
+    assert text == pages.page(), "run python docs/coming_from/ggml.py > docs/coming_from/ggml.md"
     tables, same = (
         text.partition("## Functions")[2],
         re.findall(r"`(\w+)`", text.partition("## The same")[2].split("##")[0]),
