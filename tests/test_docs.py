@@ -126,12 +126,12 @@ def test_a_script_of_bench_finds_the_folders_that_it_imports(path: Path) -> None
 def test_the_page_for_users_of_ggml_has_every_function_once() -> None:
     import gradloom as gl
 
-    pages = script(ROOT / "docs" / "coming_from_ggml.py")
-    page = ROOT / "docs" / "coming_from_ggml.md"
+    pages = script(ROOT / "docs" / "coming_from" / "ggml.py")
+    page = ROOT / "docs" / "coming_from" / "ggml.md"
     if UPDATE:
         page.write_text(pages.page())
     text = page.read_text()
-    assert text == pages.page(), "run python docs/coming_from_ggml.py > docs/coming_from_ggml.md"
+    assert text == pages.page(), "run python docs/coming_from/ggml.py > docs/coming_from/ggml.md"
     tables, same = (
         text.partition("## Functions")[2],
         re.findall(r"`(\w+)`", text.partition("## The same")[2].split("##")[0]),
@@ -144,3 +144,63 @@ def test_the_page_for_users_of_ggml_has_every_function_once() -> None:
         found = gl
         for part in name.split(".")[1:]:
             found = getattr(found, part)
+
+
+def changelog_faults(text: str) -> list[str]:
+    """Lines that differ from the form of Keep a Changelog: versions, newest first; kinds of changes in this order, none
+    empty; entries as lists, under a bold topic where there is one."""
+    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    faults, versions, order, last = [], [], -1, "title"
+    for line in text.splitlines():
+        version = re.fullmatch(r"## \[(Unreleased|\d+\.\d+\.\d+)\](?: - (\d{4}-\d\d-\d\d))?", line)
+        kind = re.fullmatch(r"### (\w+)", line)
+        if last in ("kind", "topic") and line and (line.startswith("#") or (last == "topic" and line[:2] != "- ")):
+            faults.append(f"nothing above {line}")
+        if version:
+            versions.append(version[1])
+            order, last = -1, "version"
+            if (version[1] == "Unreleased") == bool(version[2]) or (version[1] == "Unreleased") == (len(versions) > 1):
+                faults.append(line)
+        elif kind:
+            place = kinds.index(kind[1]) if kind[1] in kinds else -1
+            if place <= order:
+                faults.append(line)
+            order, last = place, "kind"
+        elif re.fullmatch(r"\*\*.+\*\*", line):
+            last = "topic"
+        elif line.startswith("- "):
+            if order < 0:
+                faults.append(line)
+            last = "entry"
+        elif line and not line.startswith("  ") and (versions or line.startswith("## ")):
+            faults.append(line)
+    if last in ("kind", "topic"):
+        faults.append("nothing at the end")
+    numbers = [tuple(map(int, version.split("."))) for version in versions[1:]]
+    return faults + ([] if numbers == sorted(numbers, reverse=True) else ["order of versions"])
+
+
+def test_the_changelog_has_the_usual_form() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert text.startswith("# Changelog\n") and "## [Unreleased]\n" in text
+    assert changelog_faults(text) == []
+    entries = text.split("## [0.1.0]")[0].split("\n- ")[1:]
+    assert len(entries) == len(set(entries))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("### Added", "### New"), ("### Added", "### Fixed"), ("- One", "One"), ("- One", ""), ("- Three", ""),
+        ("## [0.1.0] - 2026-01-02", "## 0.1.0"), ("- 2026-01-02", "- 2 January"),
+        ("[Unreleased]", "[0.0.9] - 2026-01-01"),
+    ],
+)  # fmt: skip
+def test_a_changelog_of_another_form(old: str, new: str) -> None:
+    right = (
+        "# Changelog\n\nText.\n\n## [Unreleased]\n\n### Added\n\n**Topic**\n\n- One,\n  in two lines.\n\n"
+        "### Changed\n\n- Two\n\n"
+        "## [0.1.0] - 2026-01-02\n\n### Added\n\n- Three\n"
+    )
+    assert changelog_faults(right) == []
+    assert changelog_faults(right.replace(old, new, 1))
