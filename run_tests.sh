@@ -37,7 +37,7 @@ set_up() {
   [ "$mode" = --client ] && extras+=,client
   .venv/bin/pip install --quiet -e ".[$extras]"
   case $mode in
-    --full | --long) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 trl==1.16.0 pandas polars onnxruntime ;;
+    --full | --long) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 trl==1.16.0 peft==0.21.2 pandas polars onnxruntime ;;
     --client) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 sentencepiece==0.2.3 ;;
   esac
 }
@@ -80,6 +80,7 @@ lint() {
   .venv/bin/ruff format --check .
   .venv/bin/ruff check .
   .venv/bin/mypy
+  .venv/bin/mypy --strict --explicit-package-bases --cache-dir .mypy_cache/strict examples
 }
 
 under_switch() {  # one suite, many configurations: plans and kernels must not care; kills and the capsules of all ops are tested without switches alone

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,13 +59,10 @@ def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [float(v) for v in names["run"](a=3.0, b=4.0)] == [16.0, 12.0]
 
 
-def test_the_page_of_losses_and_metrics_runs_and_has_all() -> None:
+def test_the_page_of_losses_and_metrics_has_all() -> None:
     import gradloom as gl
 
     text = (ROOT / "docs" / "losses.md").read_text()
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.S):
-        exec(block, names)
     table = re.findall(r"^\| `(\w+)`, `(\w+)` \| ?([^|]*?) ?\|", text, re.M)
     rows = {name: (kind, options) for name, kind, options in table}
     known = [getattr(gl.losses, name) for name in gl.losses.__all__ if name not in ("Loss", "named")]
@@ -91,47 +87,6 @@ def test_the_page_of_layers_has_all() -> None:
     assert page.read_text() == pages.page(), "run python docs/layers.py > docs/layers.md"
     named = " ".join(pages.SECTIONS.values()).split()
     assert sorted([*named, "from_torch", "stacked", "torch_state_dict"]) == sorted(gl.nn.__all__)
-
-
-def test_the_page_of_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.S)
-    exec(block, names)
-    assert names["step"] == 24
-    weights = names["net"].state_dict()
-    exec(block, names)  # goes on from step 20
-    again = names["net"].state_dict()
-    assert names["step"] == 24 and all((weights[name] == again[name]).all() for name in weights)
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_the_page_of_the_eager_style_runs() -> None:
-    import numpy as np
-
-    import gradloom as gl
-
-    text = (ROOT / "docs" / "eager.md").read_text()
-    loop = re.search(r"\n\n((?:    .*\n)+)", text)
-    assert loop
-    code = re.sub(r"^    ", "", loop[1], flags=re.M)
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((600, 4)).astype(np.float32)
-    names: dict = {"x_train": x, "y_train": x[:, :3].argmax(-1)}
-    before = gl.stats().reused
-    exec("import gradloom as gl\n" + code.replace("lr=1e-3", "lr=1e-2"), names)
-    assert float(names["loss"]) < 1.0 and gl.stats().reused > before + 10
-
-
-def test_the_page_of_interchange_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch", "onnx", "onnxruntime"):
-        pytest.importorskip(name)
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "interchange.md").read_text()
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.S):
-        exec(block, names)
-    assert names
 
 
 _MEASURED = r"\d[\d.,]*(?: [kM])? (?:rows/s|GB|MB|kB|s left)|time .*|memory .*"  # speeds, times and bytes
@@ -168,23 +123,15 @@ def test_a_script_of_bench_finds_the_folders_that_it_imports(path: Path) -> None
         assert re.search(r"^ *sys\.path\.(insert|append)\(", text, re.M)
 
 
-def test_the_page_of_capsules_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "capsules.md").read_text(), re.S)
-    exec(block, names)
-    assert names["result"].steps == 2
-
-
 def test_the_page_for_users_of_ggml_has_every_function_once() -> None:
     import gradloom as gl
 
-    pages = script(ROOT / "docs" / "coming_from_ggml.py")
-    page = ROOT / "docs" / "coming_from_ggml.md"
+    pages = script(ROOT / "docs" / "coming_from" / "ggml.py")
+    page = ROOT / "docs" / "coming_from" / "ggml.md"
     if UPDATE:
         page.write_text(pages.page())
     text = page.read_text()
-    assert text == pages.page(), "run python docs/coming_from_ggml.py > docs/coming_from_ggml.md"
+    assert text == pages.page(), "run python docs/coming_from/ggml.py > docs/coming_from/ggml.md"
     tables, same = (
         text.partition("## Functions")[2],
         re.findall(r"`(\w+)`", text.partition("## The same")[2].split("##")[0]),
@@ -197,3 +144,63 @@ def test_the_page_for_users_of_ggml_has_every_function_once() -> None:
         found = gl
         for part in name.split(".")[1:]:
             found = getattr(found, part)
+
+
+def changelog_faults(text: str) -> list[str]:
+    """Lines that differ from the form of Keep a Changelog: versions, newest first; kinds of changes in this order, none
+    empty; entries as lists, under a bold topic where there is one."""
+    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    faults, versions, order, last = [], [], -1, "title"
+    for line in text.splitlines():
+        version = re.fullmatch(r"## \[(Unreleased|\d+\.\d+\.\d+)\](?: - (\d{4}-\d\d-\d\d))?", line)
+        kind = re.fullmatch(r"### (\w+)", line)
+        if last in ("kind", "topic") and line and (line.startswith("#") or (last == "topic" and line[:2] != "- ")):
+            faults.append(f"nothing above {line}")
+        if version:
+            versions.append(version[1])
+            order, last = -1, "version"
+            if (version[1] == "Unreleased") == bool(version[2]) or (version[1] == "Unreleased") == (len(versions) > 1):
+                faults.append(line)
+        elif kind:
+            place = kinds.index(kind[1]) if kind[1] in kinds else -1
+            if place <= order:
+                faults.append(line)
+            order, last = place, "kind"
+        elif re.fullmatch(r"\*\*.+\*\*", line):
+            last = "topic"
+        elif line.startswith("- "):
+            if order < 0:
+                faults.append(line)
+            last = "entry"
+        elif line and not line.startswith("  ") and (versions or line.startswith("## ")):
+            faults.append(line)
+    if last in ("kind", "topic"):
+        faults.append("nothing at the end")
+    numbers = [tuple(map(int, version.split("."))) for version in versions[1:]]
+    return faults + ([] if numbers == sorted(numbers, reverse=True) else ["order of versions"])
+
+
+def test_the_changelog_has_the_usual_form() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert text.startswith("# Changelog\n") and "## [Unreleased]\n" in text
+    assert changelog_faults(text) == []
+    entries = text.split("## [0.1.0]")[0].split("\n- ")[1:]
+    assert len(entries) == len(set(entries))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("### Added", "### New"), ("### Added", "### Fixed"), ("- One", "One"), ("- One", ""), ("- Three", ""),
+        ("## [0.1.0] - 2026-01-02", "## 0.1.0"), ("- 2026-01-02", "- 2 January"),
+        ("[Unreleased]", "[0.0.9] - 2026-01-01"),
+    ],
+)  # fmt: skip
+def test_a_changelog_of_another_form(old: str, new: str) -> None:
+    right = (
+        "# Changelog\n\nText.\n\n## [Unreleased]\n\n### Added\n\n**Topic**\n\n- One,\n  in two lines.\n\n"
+        "### Changed\n\n- Two\n\n"
+        "## [0.1.0] - 2026-01-02\n\n### Added\n\n- Three\n"
+    )
+    assert changelog_faults(right) == []
+    assert changelog_faults(right.replace(old, new, 1))

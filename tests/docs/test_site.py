@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 import gradloom as gl
+from gradloom.graph.opspec import REGISTRY
 from tests.scripts import ROOT, script
 
 
@@ -34,6 +35,16 @@ def test_every_entry_has_a_text(reference: ModuleType) -> None:
     text = "\n".join(reference.pages().values())
     empty = re.findall(r"\{py:(?:class|function|data)\} (\S+).*\n\n```+\n", text)
     assert not empty
+
+
+def test_every_op_has_formula_gradient_and_shapes(reference: ModuleType) -> None:
+    entries = re.split(r"^### (\w+)\n", reference.every_op(), flags=re.M)[1:]
+    found = dict(zip(entries[::2], entries[1::2], strict=True))
+    assert sorted(found) == sorted(REGISTRY)
+    for name, entry in found.items():
+        formula, facts = entry.strip().split("\n- ", 1)
+        assert formula.strip() and f"gradient: {'no' if REGISTRY[name].vjp is None else 'yes'}" in facts, name
+        assert "<svg " in facts, name
 
 
 DOCSTRING = """First *line* of `x * y`.
