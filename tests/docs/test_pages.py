@@ -51,6 +51,22 @@ def test_every_block_of_code_is_executed_or_is_output() -> None:
         assert not re.findall(r"^ {4,}\S.*$", outside, re.M), page.name
 
 
+def test_messages_are_found_by_their_text() -> None:
+    """The index of errors lists every section, and a heading has words of the message that its code prints."""
+    index, sections = (DOCS / "trouble" / "index.md").read_text(), 0
+    for page in sorted((DOCS / "trouble").glob("*.md")):
+        for part in re.split(r"^## ", page.read_text(), flags=re.M)[1:]:
+            if page.stem == "index":
+                continue
+            sections += 1
+            heading, _, body = part.partition("\n")
+            assert re.search(rf"^- \[{re.escape(heading)}\]\({page.name}#", index, re.M), f"{page.name}: {heading}"
+            shown = "\n".join(block.shown or "" for block in pages.blocks(body)).replace("'", "")
+            words = [piece.strip(" ,") for piece in re.split(r"\.\.\.|;|\bN\b", heading)]
+            assert not shown or max(words, key=len) in shown, (page.name, heading)
+    assert sections >= 50 and index.count("\n- [") == sections
+
+
 PAGE = """# A page
 
 <!-- setup
