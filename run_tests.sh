@@ -37,7 +37,7 @@ set_up() {
   [ "$mode" = --client ] && extras+=,client
   .venv/bin/pip install --quiet -e ".[$extras]"
   case $mode in
-    --full | --long) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 trl==1.16.0 pandas polars onnxruntime ;;
+    --full | --long) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 trl==1.16.0 peft==0.21.2 pandas polars onnxruntime ;;
     --client) .venv/bin/pip install --quiet torch==2.13.0 transformers==5.24.0 sentencepiece==0.2.3 ;;
   esac
 }

@@ -98,7 +98,7 @@ class Run:
             return self._shell(block.code, where)
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            exec(compile(block.code, where, "exec"), self.names)
+            exec(compile(block.code, where, "exec", dont_inherit=True), self.names)  # without our __future__
         return out.getvalue()
 
     def _shell(self, command: str, where: str) -> str:
@@ -132,7 +132,7 @@ def commands(code: str) -> list[tuple[str, str]]:
 
 
 _MEASURED = (  # speeds, times, bytes
-    r"(?:about |at most )?\d[\d.,]*(?:e[+-]\d+)?(?: [kMG])? ?"
+    r"(?:about |at most )?(?:\d+ (?:h|min) )?\d[\d.,]*(?:e[+-]\d+)?(?: [kMG])? ?"
     r"(?:rows/s|tokens/s|images/s|[kMG]?i?B|s|ms|us|min|h|%)(?!\w)(?: left)?"
 )
 _PLACE = r"(?:(?<=#)|(?<=node ))\d+|\w+\.md:\d+(?::\d+)?"  # nodes are numbered through the process; lines of the page

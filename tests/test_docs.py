@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -61,27 +59,10 @@ def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [float(v) for v in names["run"](a=3.0, b=4.0)] == [16.0, 12.0]
 
 
-def test_the_page_of_optimisers_runs() -> None:
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "optimizers.md").read_text(), re.S):
-        exec(block, names)
-    assert float(names["loss"]) < 0.6 and names["opt"].steps == 31 and names["history"]
-
-
-def test_the_page_of_what_steers_a_training_runs() -> None:
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "steering.md").read_text(), re.S):
-        exec(block, names)
-    assert names["stop"].best > 0.5 and 1e-3 < names["curve"].suggestion < 10
-
-
-def test_the_page_of_losses_and_metrics_runs_and_has_all() -> None:
+def test_the_page_of_losses_and_metrics_has_all() -> None:
     import gradloom as gl
 
     text = (ROOT / "docs" / "losses.md").read_text()
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.S):
-        exec(block, names)
     table = re.findall(r"^\| `(\w+)`, `(\w+)` \| ?([^|]*?) ?\|", text, re.M)
     rows = {name: (kind, options) for name, kind, options in table}
     known = [getattr(gl.losses, name) for name in gl.losses.__all__ if name not in ("Loss", "named")]
@@ -106,98 +87,6 @@ def test_the_page_of_layers_has_all() -> None:
     assert page.read_text() == pages.page(), "run python docs/layers.py > docs/layers.md"
     named = " ".join(pages.SECTIONS.values()).split()
     assert sorted([*named, "from_torch", "stacked", "torch_state_dict"]) == sorted(gl.nn.__all__)
-
-
-def test_the_page_of_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.S)
-    exec(block, names)
-    assert names["step"] == 24
-    weights = names["net"].state_dict()
-    exec(block, names)  # goes on from step 20
-    again = names["net"].state_dict()
-    assert names["step"] == 24 and all((weights[name] == again[name]).all() for name in weights)
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_the_page_of_the_eager_style_runs() -> None:
-    import numpy as np
-
-    import gradloom as gl
-
-    text = (ROOT / "docs" / "eager.md").read_text()
-    loop = re.search(r"\n\n((?:    .*\n)+)", text)
-    assert loop
-    code = re.sub(r"^    ", "", loop[1], flags=re.M)
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((600, 4)).astype(np.float32)
-    names: dict = {"x_train": x, "y_train": x[:, :3].argmax(-1)}
-    before = gl.stats().reused
-    exec("import gradloom as gl\n" + code.replace("lr=1e-3", "lr=1e-2"), names)
-    assert float(names["loss"]) < 1.0 and gl.stats().reused > before + 10
-
-
-def test_the_page_of_precision_runs() -> None:
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "precision.md").read_text(), re.S):
-        exec(block, names)
-    assert names["grads"][names["net"][0].weight] is not None and names["outputs"].shape == (200, 3)
-
-
-def test_the_page_of_interchange_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch", "onnx", "onnxruntime"):
-        pytest.importorskip(name)
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "interchange.md").read_text()
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.S):
-        exec(block, names)
-    assert names
-
-
-@pytest.mark.slow
-def test_the_page_of_profiles_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "profiles.md").read_text(), re.S):
-        exec(compile(block, "docs/profiles.md", "exec"), names)
-    assert (tmp_path / "trace.json").exists()
-
-
-def test_the_page_of_tables_shows_what_the_command_says(tmp_path: Path) -> None:
-    page, text = ROOT / "docs" / "tables.md", ""
-    for name, fresh in script(ROOT / "docs" / "tables.py").page(tmp_path).items():
-        text = page.read_text()
-        block = re.search(rf"<!-- {name} -->(.*?)<!-- /{name} -->", text, re.S)
-        assert block, name
-        if UPDATE:
-            text = text.replace(block[0], f"<!-- {name} -->\n\n{fresh}\n<!-- /{name} -->")
-            page.write_text(text)
-        else:
-            _same_but_for_rounding(block[1].strip("\n").splitlines(), fresh.splitlines())
-    assert text.count("$ gradloom fit") == 7
-    with open(tmp_path / "demand.csv", newline="") as table:
-        latest = list(csv.DictReader(table))[-180:]
-    errors = [float(row["yesterday"]) - float(row["demand"]) for row in latest]
-    assert f"is {(sum(e * e for e in errors) / len(errors)) ** 0.5:.2f}:" in text
-
-
-def _same_but_for_rounding(lines: list[str], fresh: list[str]) -> None:
-    """The same lines; the model's scores may differ a little, as the sums of another processor do."""
-    scores, number = (
-        r" +(training|test|warmest|rain|wind|warning: accuracy|warning: rmse) ",
-        r"\d+(?:\.\d+)?(?:e[+-]\d+)?",
-    )
-    update = "run GRADLOOM_UPDATE_GOLDEN=1 pytest tests/test_docs.py"
-    assert len(lines) == len(fresh), update
-    for line, new in zip(lines, fresh, strict=True):
-        if not re.match(scores, new):
-            assert line == new, update
-            continue
-        assert re.sub(number, "#", line) == re.sub(number, "#", new), update
-        seen, wanted = ([float(n) for n in re.findall(number, each)] for each in (line, new))
-        assert seen == pytest.approx(wanted, rel=0.1, abs=0.02), (line, new, update)
 
 
 _MEASURED = r"\d[\d.,]*(?: [kM])? (?:rows/s|GB|MB|kB|s left)|time .*|memory .*"  # speeds, times and bytes
@@ -232,14 +121,6 @@ def test_a_script_of_bench_finds_the_folders_that_it_imports(path: Path) -> None
     text = path.read_text()
     if re.search(r"^ *from (examples|tests)\b", text, re.M):
         assert re.search(r"^ *sys\.path\.(insert|append)\(", text, re.M)
-
-
-def test_the_page_of_capsules_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "capsules.md").read_text(), re.S)
-    exec(block, names)
-    assert names["result"].steps == 2
 
 
 def test_the_page_for_users_of_ggml_has_every_function_once() -> None:

@@ -48,13 +48,14 @@ def test_a_program_takes_them(
     assert [one.levelname for one in records] == ["WARNING"] and "the run starts anew" in records[0].getMessage()
 
 
-def test_handlers_that_are_set_before_the_import_stay() -> None:
+@pytest.mark.parametrize(("given", "level"), [("", logging.INFO), ("log.setLevel(40)", logging.ERROR)])
+def test_handlers_and_levels_that_are_set_before_the_import_stay(given: str, level: int) -> None:
     code = (
-        "import logging; log = logging.getLogger('gradloom'); log.addHandler(logging.NullHandler())\n"
+        f"import logging; log = logging.getLogger('gradloom'); log.addHandler(logging.NullHandler()); {given}\n"
         "import gradloom.base.messages; print(len(log.handlers), log.propagate, log.level)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", "True", "0"]
+    assert done.stdout.split() == ["1", "True", str(level)]
 
 
 def test_quiet_hides_messages_below_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 import json
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -453,16 +452,22 @@ def test_a_hundred_megabytes_would_do(tmp_path):
     assert peak < 3 * samples.tokens.nbytes + 50 * 2**20, peak / samples.tokens.nbytes
 
 
-def test_the_documents_show_a_report_as_it_is(monkeypatch):
+REPORT = """\
+alpaca_libre_tasks_v2.jsonl: prompts and completions (instruction, input, output); 2,206 samples, 97,029 tokens, 56,130 to learn (completions)
+1,519 rows of 64 tokens, 2.5% padding
+keys not read: status, other
+cut to the context: 622 samples; 22,525 tokens left out of them
+skipped: 14 bad lines (line 2279: not JSON: Expecting ',' delimiter at character 96; line 2281: not JSON: Expecting ',' delimiter at character 100; line 2282: not JSON: Expecting ',' delimiter at character 82; ...)
+skipped: 74 samples, no token that counts within the context"""  # noqa: E501
+
+
+def test_a_report_of_real_data(monkeypatch):
     path = need("instruct/alpaca_libre_tasks_v2.jsonl")
     monkeypatch.chdir(path.parent)
     given = {"prompt_key": "instruction,input", "completion_key": "output"}
-    shown = [pack(read_samples(path.name, real("qwen2"), skip_bad_lines=True, **given), 64).report]
-    page = (Path(__file__).parents[2] / "docs" / "finetuning_data.md").read_text()
-    with pytest.raises(DataError) as caught:
+    assert str(pack(read_samples(path.name, real("qwen2"), skip_bad_lines=True, **given), 64).report) == REPORT
+    with pytest.raises(DataError, match=rf"^{path.name}:2279: not JSON: .* skip such lines \(skip_bad_lines=True"):
         read_samples(path.name, real("qwen2"), **given)
-    fresh = "".join(f"    {line}\n" for line in str(shown[0]).split("\n"))
-    assert f"<!-- report -->\n{fresh}<!-- /report -->" in page and f"    {caught.value}\n" in page
 
 
 # -- options that were given are heeded, or refused -------------------------------------------------------------------

@@ -16,7 +16,8 @@ class _ToStderr(logging.Handler):
         to_stderr(record.getMessage())
 
 
-if not log.handlers:  # a program may have configured the logger before
+if log.level == logging.NOTSET:  # a program may have configured the logger before: this module is imported late
+    log.setLevel(logging.INFO)
+if not log.handlers:
     log.addHandler(_ToStderr())
-    log.setLevel(logging.INFO if log.level == logging.NOTSET else log.level)
     log.propagate = False
