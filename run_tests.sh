@@ -80,6 +80,7 @@ lint() {
   .venv/bin/ruff format --check .
   .venv/bin/ruff check .
   .venv/bin/mypy
+  .venv/bin/mypy --strict --explicit-package-bases --cache-dir .mypy_cache/strict examples
 }
 
 under_switch() {  # one suite, many configurations: plans and kernels must not care; kills and the capsules of all ops are tested without switches alone

@@ -17,7 +17,9 @@ from types import ModuleType
 from typing import Any
 
 import gradloom as gl
-from gradloom.graph.opspec import OpSpec
+from gradloom.graph.opspec import REGISTRY, OpSpec
+from gradloom.ops import shape_pictures
+from gradloom.ops.table import attribute_text, gradient_text
 
 # Names of `gl` itself by subject, in the order of the page.
 SECTIONS = {
@@ -77,9 +79,12 @@ def pages() -> dict[str, str]:
         owner = gl if space == "gl" else getattr(gl, space.removeprefix("gl."))
         title = f"{TITLES[space.removeprefix('gl.')]}: `{space}`" if space != "gl" else "`gradloom as gl`"
         parts = [f"# {title}", _markdown(inspect.getdoc(owner) or "") if space != "gl" else HEAD]
+        if space == "gl.ops":
+            parts.append(shape_pictures.STYLE)
         for section, names in sections.items():
             parts += [f"## {section}", *(_entry(space, name, getattr(owner, name)) for name in names)]
         made[f"{space}.md"] = "\n\n".join(parts) + "\n"
+    made["every_op.md"] = every_op()
     return {"index.md": INDEX % "\n".join(name.removesuffix(".md") for name in made), **made}
 
 
@@ -90,7 +95,8 @@ HEAD = """All examples `import gradloom as gl`. The namespaces `gl.data`, `gl.ll
 INDEX = """# Reference
 
 Every public name, from its docstring. Layers have [a page with all arguments](../layers.md), the ops of the registry
-[a table](../ops.md) of formulas and gradients, commands [a page](../command.md) and [options](../options.md).
+[a page with pictures of their shapes](every_op.md) and [a table](../ops.md), commands [a page](../command.md) and
+[options](../options.md).
 
 ```{toctree}
 :maxdepth: 1
@@ -100,14 +106,51 @@ Every public name, from its docstring. Layers have [a page with all arguments](.
 """
 
 
+OPS_HEAD = """# Every op, with its shapes
+
+The ops of the registry by family, backward and update ops included: formula, attributes, gradient and shapes. The
+shapes are those of a sample that the tests run: axes with the same letter have the same length, and the lengths of the
+sample are below. A dashed box stands for any shape, and "&#8230;" for further groups of the same inputs.
+[The table of ops](../ops.md) also lists what may be computed in place and what `precision="bf16"` rounds;
+[`gl.ops`](gl.ops.md) has the functions with all their arguments."""
+
+
+def every_op() -> str:
+    """The page of all ops of the registry."""
+    families: dict[str, list[OpSpec]] = {}
+    for op in REGISTRY.values():
+        families.setdefault(op.family, []).append(op)
+    parts = [OPS_HEAD, shape_pictures.STYLE]
+    for family, ops in families.items():
+        parts.append(f"## {family}")
+        for op in ops:
+            parts += [f"### {op.name}", _markdown(op.doc), _facts(op)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _facts(op: OpSpec) -> str:
+    """Attributes, gradient and picture of an op."""
+    attributes = [f"- attributes: `{', '.join(map(attribute_text, op.attrs))}`"] if op.attrs else []
+    return "\n".join([*attributes, f"- gradient: {_escaped(gradient_text(op))}", "", shape_pictures.picture(op)])
+
+
 def _entry(space: str, name: str, value: Any) -> str:
     """A class or function as a directive of Sphinx's Python domain, so that search and index find it."""
     if isinstance(value, type):
         return _directive("class", f"{space}.{name}{_signature(value)}", _class_body(value))
     if isinstance(value, OpSpec):
-        return _directive("function", f"{space}.{name}({', '.join(_op_arguments(value))})", _markdown(value.doc))
+        return _directive(
+            "function",
+            f"{space}.{name}({', '.join(_op_arguments(value))})",
+            f"{_markdown(value.doc)}\n\n{_facts(value)}",
+        )
     if callable(value):
-        return _directive("function", f"{space}.{name}{_signature(value)}", _markdown(inspect.getdoc(value) or ""))
+        body = _markdown(inspect.getdoc(value) or "")
+        if space == "gl.ops" and name in REGISTRY:
+            body += (
+                f"\n\nThe op `{name}`: {_escaped(REGISTRY[name].doc.partition(chr(10))[0])}\n\n{_facts(REGISTRY[name])}"
+            )
+        return _directive("function", f"{space}.{name}{_signature(value)}", body)
     return _directive("data", f"{space}.{name}", _markdown(inspect.getdoc(value) or str(value)))
 
 

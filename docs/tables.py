@@ -1,31 +1,11 @@
-"""Makes the tables of docs/tables.md and prints what the command says of them (a test keeps the page equal to it).
-
-python docs/tables.py [FOLDER]      writes its .csv files there (default: here) and fits them
-"""
+"""Writes the tables of docs/tables.md: python docs/tables.py [FOLDER]      (default: here)"""
 
 from __future__ import annotations
 
 import datetime
-import os
 import random
-import re
-import subprocess
 import sys
 from pathlib import Path
-
-import gradloom
-
-# name of the case on the page -> the command's words
-CASES = {
-    "churn": "fit churn.csv --out churn",
-    "churn balanced": "fit churn.csv --class-weight balanced --out balanced",
-    "zip": "fit houses.csv --target price --out by-code",
-    "zip numeric": "fit houses.csv --target price --numeric zip --out by-number",
-    "series": "fit demand.csv --target demand --time day --drop yesterday --out far",
-    "series of steps": "fit demand.csv --target demand --time day --out near",
-    "several": "fit weather.csv --target warmest --target rain --target wind --out weather",
-}
-MOVING = ("about ", "at most about ", "epoch ", "time  ", "memory  ")  # lines that tell of the machine
 
 
 def write_tables(folder: Path) -> None:
@@ -82,23 +62,5 @@ def _days(count: int = 900) -> list[str]:
     return rows
 
 
-def shown(words: str, folder: Path) -> str:
-    """What `gradloom WORDS` prints in `folder`, without the lines that tell of the machine."""
-    code = "import sys; from gradloom.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    environment = os.environ | {"PYTHONPATH": str(Path(gradloom.__file__).parents[1])}
-    call = [sys.executable, "-c", code, *words.split()]
-    done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, check=True)
-    lines = (done.stderr + done.stdout).splitlines()
-    kept = [line for line in lines if not line.lstrip().startswith(MOVING)]
-    return "".join(f"    {line}\n" for line in [f"$ gradloom {words}", *kept])
-
-
-def page(folder: Path) -> dict[str, str]:
-    """Case -> its block of the page."""
-    write_tables(folder)
-    return {name: shown(words, folder) for name, words in CASES.items()}
-
-
 if __name__ == "__main__":
-    for name, text in page(Path(sys.argv[1] if len(sys.argv) > 1 else ".")).items():
-        print(f"<!-- {name} -->\n\n{re.sub('^    ', '', text, flags=re.M)}")
+    write_tables(Path(sys.argv[1] if len(sys.argv) > 1 else "."))

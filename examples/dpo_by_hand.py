@@ -24,6 +24,7 @@ def train(path: str, data: Any, steps: int = STEPS) -> list[float]:
     adapter.bind(model)
     samples = llm.read_samples(data, model.tokenizer, form=llm.Form("preferences", parts=2))
     rows = llm.pack(samples, CONTEXT, packing=False)  # each row: a chosen and a rejected completion
+    assert rows.parts is not None  # which completion a token belongs to
     x = np.stack([rows.tokens, rows.positions, rows.labels, rows.parts], 1)
 
     def logps(x: gl.Value, adapter: Any) -> gl.Value:
@@ -48,5 +49,5 @@ def train(path: str, data: Any, steps: int = STEPS) -> list[float]:
 
 
 if __name__ == "__main__":
-    for step, loss in enumerate(train(*sys.argv[1:3]), 1):
+    for step, loss in enumerate(train(sys.argv[1], sys.argv[2]), 1):
         print(f"step {step}  loss {loss:.4f}")

@@ -20,7 +20,7 @@ def train(table: gl.data.Table, epochs: int, seed: int) -> gl.nn.Module:
     opt = gl.optim.Adam(model.parameters(), lr=1e-2)
     batches = gl.data.DataLoader(x, y, batch_size=32, shuffle=True, seed=seed)
     for epoch in range(epochs):
-        total = 0.0
+        total: gl.Value | float = 0.0
         for xb, yb in batches:
             with gl.grad_tape() as tape:
                 loss = gl.ops.cross_entropy(model(gl.tensor(xb)), gl.tensor(yb))
@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> float:
     args = parser.parse_args(arguments)
 
     table = gl.data.read_table(args.file, seed=args.seed)
+    assert table.test is not None  # a fifth of the rows, held out
     model = train(table, args.epochs, args.seed)
     reached = accuracy(model, table.test.data, table.test.labels)
     print(f"accuracy on {table.test.n} held-out flowers: {reached:.3f}")

@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> float:
     args = parser.parse_args(arguments)
 
     table = gl.data.read_table(args.folder, seed=args.seed)
+    assert table.test is not None
     x, y = table.train.data[: args.train_rows], table.train.labels[: args.train_rows]
     model = build(float(x.mean()), float(x.std()), args.seed)
     batches = gl.data.DataLoader(x, y, batch_size=args.batch_size, shuffle=True, seed=args.seed)
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> float:
 
     best, since = 0.0, 0
     for epoch in range(args.epochs):
-        total = 0.0
+        total: gl.Value | float = 0.0
         for xb, yb in batches:
             with gl.grad_tape() as tape:
                 loss = gl.ops.cross_entropy(model(gl.tensor(xb)), gl.tensor(yb))

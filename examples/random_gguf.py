@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -160,7 +161,9 @@ def write_random(
         writer.add_key_length(head)
         writer.add_value_length(head)
     add_tokenizer(writer, vocab, chat)
-    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    adders: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string
+    }  # fmt: skip
     for key, value in own.items():
         adders[type(value)](key, value)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gradloom.cli.main import main as gradloom
 
-TABLES = (
+TABLES: tuple[tuple[str, list[str], str], ...] = (
     ("iris.csv", [], "test_accuracy"),
     ("winequality-red.csv", [], "test_accuracy"),
     ("california-housing.csv", ["--target", "median_house_value"], "test_r2"),

@@ -98,7 +98,7 @@ class Run:
             return self._shell(block.code, where)
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            exec(compile(block.code, where, "exec"), self.names)
+            exec(compile(block.code, where, "exec", dont_inherit=True), self.names)  # without our __future__
         return out.getvalue()
 
     def _shell(self, command: str, where: str) -> str:

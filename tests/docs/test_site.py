@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 import gradloom as gl
+from gradloom.graph.opspec import REGISTRY
 from tests.scripts import ROOT, script
 
 
@@ -34,6 +35,16 @@ def test_every_entry_has_a_text(reference: ModuleType) -> None:
     text = "\n".join(reference.pages().values())
     empty = re.findall(r"\{py:(?:class|function|data)\} (\S+).*\n\n```+\n", text)
     assert not empty
+
+
+def test_every_op_has_formula_gradient_and_shapes(reference: ModuleType) -> None:
+    entries = re.split(r"^### (\w+)\n", reference.every_op(), flags=re.M)[1:]
+    found = dict(zip(entries[::2], entries[1::2], strict=True))
+    assert sorted(found) == sorted(REGISTRY)
+    for name, entry in found.items():
+        formula, facts = entry.strip().split("\n- ", 1)
+        assert formula.strip() and f"gradient: {'no' if REGISTRY[name].vjp is None else 'yes'}" in facts, name
+        assert "<svg " in facts, name
 
 
 DOCSTRING = """First *line* of `x * y`.
@@ -79,15 +90,17 @@ def test_names_of_a_page_exist(page: Path) -> None:
 def test_options_of_a_page_exist(page: Path) -> None:
     """`gradloom COMMAND ... --option` on one line: the command has the option."""
     commands = script("docs/options.py").commands()
-    wrong = []
-    for name, rest in re.findall(r"\bgradloom ([a-z]+)\b([^\n`#]*)", page.read_text()):
+    wrong, refused = [], re.findall(r"No such option: (--[a-z-]+)", page.read_text())  # as the page shows
+    for name, rest in re.findall(r"\bgradloom ([a-z]+)\b([^\n`#;|]*)", page.read_text()):
         known = (
             {form for p in commands[name].params for form in [*p.opts, *p.secondary_opts]}
             if name in commands
             else set()
         )
         wrong += [
-            f"gradloom {name} {option}" for option in re.findall(r"(?<!\S)--[a-z-]+", rest) if option not in known
+            f"gradloom {name} {option}"
+            for option in re.findall(r"(?<!\S)--[a-z-]+", rest)
+            if option not in {*known, *refused, "--help"}
         ]
     assert not wrong
 

@@ -177,6 +177,35 @@ def test_what_a_kernel_must_not_write_is_looked_at(monkeypatch: pytest.MonkeyPat
             run_node(node, (x,))
 
 
+@pytest.mark.parametrize("name", ["adamw_8bit", "lion_8bit"])
+def test_blocks_of_codes_that_run_at_once_share_no_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workgroups of one dispatch may run at the same time: one of two that write bytes of a word would be lost."""
+    made: list[Dispatch] = []
+    for case in of(name):
+        sample = samples_of(name)[case[1]]
+        node = node_of(REGISTRY[name], sample.inputs, sample.attrs)
+        kernel = KERNELS[name, signature(node)]
+
+        def kept(call: Call, kernel: Kernel = kernel) -> list[Dispatch]:
+            made.extend(found := kernel.rule(call))
+            return found
+
+        monkeypatch.setitem(KERNELS, (name, signature(node)), Kernel(kept, kernel.workspace))
+        run_node(node, sample.inputs, alias=update_aliases(node, sample.inputs)[0])
+    ran: dict[tuple[int, int], set[int]] = {}
+    for dispatch in made:
+        blocks, each, total, apart, phase = map(int, dispatch.words)
+        seen: set[int] = set()
+        for block in range(phase, total, apart):
+            first = block // blocks * each + block % blocks * 256
+            words = set(range(first // 4, (min(first + 256, (block // blocks + 1) * each) - 1) // 4 + 1))
+            assert not words & seen, (each, block)
+            seen |= words
+        ran.setdefault((each, total), set()).update(range(phase, total, apart))
+    assert all(found == set(range(total)) for (_, total), found in ran.items())
+    assert any(each % 4 and total > 4 for each, total in ran)
+
+
 @pytest.mark.no_adapter
 def test_every_kernel_has_an_op() -> None:
     """And every kernel of an op runs in these tests, or, of what products read, the same code for another op."""

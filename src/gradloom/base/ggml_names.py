@@ -1,4 +1,4 @@
-"""Functions of ggml.h and ggml-opt.h, and the calls that replace them: for errors, and for docs/coming_from_ggml.md.
+"""Functions of ggml.h and ggml-opt.h, and the calls that replace them: for errors, and for docs/coming_from/ggml.md.
 
 A name without `ggml_`; names that are also those of other libraries are in habit_names.py. An instruction that begins
 with "leave it out" states why nothing replaces the function.

@@ -106,7 +106,7 @@ class GradTape(AttributeHints):
                 raise GradientError(f"watch: {describe(x)} has no gradient; need a tensor of f32")
             self._watched[x] = None
 
-    def backward(self, loss: Tensor) -> Gradients:
+    def backward(self, loss: Value) -> Gradients:
         """The gradients of a loss (of all its elements, added up) for every trainable parameter that it reaches and for
         every watched tensor.
 

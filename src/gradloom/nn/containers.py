@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from typing import Any
 
 from ..base.arguments import what_is
 from ..base.errors import GraphError, ShapeError
@@ -38,7 +39,7 @@ class ModuleList(Held):
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __getitem__(self, i: int) -> Module:
+    def __getitem__(self, i: int) -> Any:
         return self.layers[i]
 
     def __iter__(self) -> Iterator[Module]:
@@ -67,7 +68,7 @@ class ModuleDict(Held):
             raise GraphError(f"ModuleDict: got the name {name!r:.60}; need a text without a dot")
         self.layers = {**self.layers, name: _module("ModuleDict", layer)}
 
-    def __getitem__(self, name: str) -> Module:
+    def __getitem__(self, name: str) -> Any:
         return self.layers[name]
 
     def __contains__(self, name: object) -> bool:

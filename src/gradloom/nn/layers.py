@@ -442,7 +442,7 @@ class Sequential(Held):
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __getitem__(self, i: int) -> Module:
+    def __getitem__(self, i: int) -> Any:
         return self.layers[i]
 
     def forward(self, x: Value) -> Value:

@@ -29,7 +29,7 @@ def _slots(slots: tuple[Slot, ...]) -> str:
     return " ".join([*fixed, *(["\\|", *groups] if groups else [])])
 
 
-def _attr(attr: Attr) -> str:
+def attribute_text(attr: Attr) -> str:
     kind = " or ".join(attr.choices) or attr.kind
     if attr.default is inspect.Parameter.empty:
         return f"{attr.name}: {kind}"
@@ -37,7 +37,7 @@ def _attr(attr: Attr) -> str:
     return f"{attr.name}: {kind} = {default}"
 
 
-def _gradient(spec: OpSpec) -> str:
+def gradient_text(spec: OpSpec) -> str:
     if spec.vjp is None:
         return f"no: {spec.no_gradient}"
     return "; ".join(["yes", *(f"none to {name}: {why}" for name, why in spec.no_gradient_to.items())])
@@ -86,7 +86,15 @@ def op_table() -> str:
         for s in specs:
             flow = f"{_slots(s.inputs)} -> {_slots(s.outputs)}".strip()
             what = s.doc.replace("|", "\\|")
-            cells = (s.name, flow, ", ".join(map(_attr, s.attrs)), what, _gradient(s), _in_place(s), " ".join(s.rounds))
+            cells = (
+                s.name,
+                flow,
+                ", ".join(map(attribute_text, s.attrs)),
+                what,
+                gradient_text(s),
+                _in_place(s),
+                " ".join(s.rounds),
+            )
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     lines += ["## Functions that are compositions", "", "| function | result |", "|---|---|", *_compositions(), ""]

@@ -300,5 +300,6 @@ class UpdateRule(metaclass=_Made):
         return list(scalars.values()), given
 
     @abstractmethod
-    def update(self, given: UpdateInputs) -> Sequence[Value]:
-        """Update nodes for all parameters of a step at once."""
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """update(self, given: UpdateInputs): update nodes for all parameters of a step at once. A user's class may have
+        update(self, p, g, ...) instead, which type checkers accept because of this signature."""

@@ -68,8 +68,8 @@ def compile(
     threads) may have at most: nodes are computed twice where that is needed, which changes no bit
     (docs/memory.md); with devices= the same for each, {"gpu": "2GiB", "cpu": "4GiB"}: for the arena and the scratch of
     its part, with no limit on those that are not named. The rest are the switches of gradloom.base.settings.
-    Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan, with devices= the proved
-    schedule: the device of each node, the bytes of each device, the copies between them.
+    Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan, of nodes on several devices
+    the proved schedule: the device of each node, the bytes of each device, the copies between them.
     Raises GraphError, ShapeError for graphs that cannot be built, BackendError for those that cannot run here,
     BudgetError, with the least bytes, for a memory budget that cannot be met.
     """

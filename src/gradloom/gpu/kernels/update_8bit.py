@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..calls import Arg, Call, Dispatch
+from ..calls import Call, Dispatch
 from .table import kernel
 
 # {name}: the number of an argument. Each moment: its old value, then the new one.
@@ -81,30 +81,20 @@ def _update(call: Call) -> list[Dispatch]:
         args[k] = replace(args[k], write=True)
     arrays, blocks = args[first + 3].shape
     each = args[first].size // arrays
-    # Blocks of two arrays may share a word of codes: arrays of whole words run at once, others one after the other.
-    together = arrays if each % 4 == 0 else 1
-    made = []
-    for at in range(0, arrays, together):
-        some = [_piece(arg, k - first, at, together, each, blocks) for k, arg in enumerate(args)]
-        made.append(
-            Dispatch(
-                ("math", "tree", "slope", "update_8bit"),
-                "update",
-                tuple(some),
-                together * blocks,
-                (blocks, each),
-                {"BODY": body},
-            )
+    # Codes are written by words. Where arrays are not of whole words, neighbouring blocks share some, but never a block
+    # and the fourth after it: every fourth block runs at once.
+    apart = 1 if each % 4 == 0 else 4
+    return [
+        Dispatch(
+            ("math", "tree", "slope", "update_8bit"),
+            "update",
+            tuple(args),
+            max(1, -(-(arrays * blocks - phase) // apart)),
+            (blocks, each, arrays * blocks, apart, phase),
+            {"BODY": body},
         )
-    return made
-
-
-def _piece(arg: Arg, k: int, at: int, count: int, each: int, blocks: int) -> Arg:
-    """`count` arrays of an argument of the group (k: its number there; below 0: a scalar), from array `at` on."""
-    if k < 0:
-        return arg
-    size = blocks if k in (3, 5) else each
-    return arg.seen_as((count * size,), offset=at * size)
+        for phase in range(min(apart, max(1, arrays * blocks)))
+    ]
 
 
 for _name, _signature in (

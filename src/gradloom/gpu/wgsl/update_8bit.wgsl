@@ -1,6 +1,6 @@
 // update_8bit.wgsl: optimisers whose moments are kept in 8 bits, as csrc/kernels/update_8bit.h has them: a workgroup takes a
-// block of 256 elements, a thread one element. word(0): blocks of an array, word(1): its elements. kernels/update_8bit.py
-// has the rules.
+// block of 256 elements, a thread one element. word(0): blocks of an array, word(1): its elements, word(2): all blocks,
+// word(3): distance of the blocks of this dispatch, word(4): the first of them. kernels/update_8bit.py has the rules.
 
 const SIGNED = 1u;  // numbers in the lowest decade: half of the codes have a sign, or none
 const POSITIVE = 2u;
@@ -46,8 +46,8 @@ fn code_of(x: f32, lowest: u32) -> u32 {
 @compute @workgroup_size(256)
 fn update(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>,
           @builtin(local_invocation_index) lane: u32) {
-  let block = group_of(wid, nwg);
-  if (block >= call.groups) { return; }
+  let block = group_of(wid, nwg) * word(3u) + word(4u);
+  if (block >= word(2u)) { return; }
   let each = word(1u);
   let begin = block / word(0u) * each + block % word(0u) * 256u;  // of the block, in elements
   let n = min(256u, each - block % word(0u) * 256u);

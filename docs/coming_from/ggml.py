@@ -1,6 +1,6 @@
-"""Makes docs/coming_from_ggml.md of base/ggml_names.py and base/habit_names.py (a test keeps the page equal to it).
+"""Makes docs/coming_from/ggml.md of base/ggml_names.py and base/habit_names.py (a test keeps the page equal to it).
 
-python docs/coming_from_ggml.py > docs/coming_from_ggml.md
+python docs/coming_from/ggml.py > docs/coming_from/ggml.md
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ TYPES = "f32 f16 bf16 f64 i8 i32 i64 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_
 
 HEAD = """# Coming from ggml
 
-Printed from the names that errors suggest by `python docs/coming_from_ggml.py`; a test keeps it so. In Python, too,
+Printed from the names that errors suggest by `python docs/coming_from/ggml.py`; a test keeps it so. In Python, too,
 the error of a name of ggml names ours: `ggml_mul_mat` of `gl.ops`, `opt_fit` of `gl`.
 
 - Shapes have NumPy's order, the reverse of `ne`: `ggml_new_tensor_2d(ctx, type, 784, 500)` has the shape `(500, 784)`.
   Axis 0 of ggml is axis -1 here. Files store ggml's order; `gl.save_gguf` and `gl.load_gguf` convert.
 - There is no context and no allocation: values are nodes of a graph, and `gl.compile` plans the memory. Variants with
   `_inplace` do not exist: values never change, and the plan reuses their memory.
-- `examples/ggml_mnist.py` is ggml's MNIST example; its `mnist-eval` reads the files that it writes.
-- `gradloom quantize` and `gl.llm.quantize` are `llama-quantize` ([command.md](command.md)).
+- [`examples/ggml_mnist.py`](../examples.md) is ggml's MNIST example; its `mnist-eval` reads the files that it writes.
+- `gradloom quantize` and `gl.llm.quantize` are `llama-quantize` ([command.md](../command.md)).
 """
 
 
