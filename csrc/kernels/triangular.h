@@ -14,8 +14,9 @@ namespace gradloom::GL_ISA {
 
 constexpr int64_t kSolveColumns = 32;
 constexpr int kSolveRows = 4;
+constexpr int64_t kSolveAtOnce = 64;  // numbers of a row of a that are widened at a time
 #if defined(GL_ISA_AVX512)
-constexpr int kSolveVectors = 2;  // of 8 columns: the sums of four rows stay in registers
+constexpr int kSolveVectors = 4;  // of 8 columns: the sums of four rows stay in registers
 #else
 constexpr int kSolveVectors = 1;
 #endif
@@ -40,20 +41,24 @@ inline void solve_vectors(const KnownRows& rows, double (*sum)[kSolveColumns], i
   typedef float Narrow __attribute__((vector_size(32)));
   typedef double Wide __attribute__((vector_size(64)));
   Wide s[R][V] = {};
-  const float *a = rows.a, *x = rows.x + column;
-  for (int64_t l = 0; l < rows.count; l++, a += rows.a_next, x += rows.x_next) {
-    Wide wide[V];
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) {
-      Narrow narrow;
-      std::memcpy(&narrow, x + 8 * v, sizeof narrow);
-      wide[v] = __builtin_convertvector(narrow, Wide);
-    }
+  double factor[R][kSolveAtOnce];
+  const float* x = rows.x + column;
+  for (int64_t begin = 0; begin < rows.count; begin += kSolveAtOnce) {
+    const int64_t count = rows.count - begin < kSolveAtOnce ? rows.count - begin : kSolveAtOnce;
+    for (int r = 0; r < R; r++)
+      for (int64_t l = 0; l < count; l++) factor[r][l] = rows.a[r * rows.a_row + (begin + l) * rows.a_next];
+    for (int64_t l = 0; l < count; l++, x += rows.x_next) {
+      Wide wide[V];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      const double f = a[r * rows.a_row];
-#pragma GCC unroll 2
-      for (int v = 0; v < V; v++) s[r][v] += f * wide[v];
+      for (int v = 0; v < V; v++) {
+        Narrow narrow;
+        std::memcpy(&narrow, x + 8 * v, sizeof narrow);
+        wide[v] = __builtin_convertvector(narrow, Wide);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) s[r][v] += factor[r][l] * wide[v];
     }
   }
   for (int r = 0; r < R; r++) std::memcpy(sum[r] + column, s[r], sizeof s[r]);

@@ -213,7 +213,11 @@ def test_interpolation_of_pytorch(how: Any, opset: int, tmp_path: Path) -> None:
     ("arrays", "attributes", "match"),
     [
         ({"s": np.ones(4, np.float32)}, {"mode": "cubic"}, "mode='cubic'; must be among nearest, linear"),
-        ({"s": np.ones(4, np.float32)}, {"coordinate_transformation_mode": "tf_crop_and_resize"}, "must be among half_p"),
+        (
+            {"s": np.ones(4, np.float32)},
+            {"coordinate_transformation_mode": "tf_crop_and_resize"},
+            "must be among half_p",
+        ),
         ({"s": np.ones(4, np.float32)}, {"antialias": 1}, "antialias=1; need antialias=0"),
         ({"s": np.ones(3, np.float32)}, {}, "3 sizes or scales; need 4"),
         ({"s": np.array([1, 1, 0, 1], np.float32)}, {}, "need numbers > 0"),

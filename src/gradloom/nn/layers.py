@@ -207,13 +207,13 @@ class Flatten(Module):
 
 
 class Unflatten(Module):
-    """Axis `dim` as several axes of `unflattened_size`: [N, a*b] -> [N, a, b] for dim 1. ShapeError where the numbers
-    of elements differ. Arguments as in PyTorch."""
+    """Axis `dim` as several axes of `unflattened_size`: [N, a*b] -> [N, a, b] for dim 1 or -1. ShapeError for an axis
+    that the input does not have, and where the numbers of elements differ. Arguments as in PyTorch."""
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
-            raise SettingError(setting="dim", seen=dim, need="a whole number of at least 0", place="Unflatten")
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise SettingError(setting="dim", seen=dim, need="a whole number", place="Unflatten")
         self.dim, self.sizes = dim, tuple(unflattened_size)
         need_positive("Unflatten", **{f"unflattened_size[{i}]": size for i, size in enumerate(self.sizes)})
 
@@ -221,7 +221,10 @@ class Unflatten(Module):
         return {"dim": self.dim, "unflattened_size": self.sizes}
 
     def forward(self, x: Value) -> Value:
-        return ops.reshape(x, (*x.shape[: self.dim], *self.sizes, *x.shape[self.dim + 1 :]))
+        if not -x.ndim <= self.dim < x.ndim:
+            raise ShapeError(f"Unflatten: got {describe(x)}; dim={self.dim} must be one of its axes")
+        axis = self.dim % x.ndim
+        return ops.reshape(x, (*x.shape[:axis], *self.sizes, *x.shape[axis + 1 :]))
 
 
 class Permute(Module):
