@@ -15,6 +15,7 @@ from ..base.arrays import as_array
 from ..base.errors import GraphError, SettingError, ShapeError
 from ..base.habits import value_hint
 from ..graph.value import Value, describe
+from ..ops.layout import axis_of
 from .initial import filled, normal, uniform
 from .module import Module
 from .padded import checked_mode, padded
@@ -207,8 +208,7 @@ class Flatten(Module):
 
 
 class Unflatten(Module):
-    """Axis `dim` as several axes of `unflattened_size`: [N, a*b] -> [N, a, b] for dim 1 or -1. ShapeError for an axis
-    that the input does not have, and where the numbers of elements differ. Arguments as in PyTorch."""
+    """Axis `dim` as several of `unflattened_size`: [N, a*b] -> [N, a, b] for dim 1 or -1; ShapeError if they differ."""
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()
@@ -221,9 +221,7 @@ class Unflatten(Module):
         return {"dim": self.dim, "unflattened_size": self.sizes}
 
     def forward(self, x: Value) -> Value:
-        if not -x.ndim <= self.dim < x.ndim:
-            raise ShapeError(f"Unflatten: got {describe(x)}; dim={self.dim} must be one of its axes")
-        axis = self.dim % x.ndim
+        axis = axis_of("Unflatten", x, self.dim, x.ndim)
         return ops.reshape(x, (*x.shape[:axis], *self.sizes, *x.shape[axis + 1 :]))
 
 
@@ -234,8 +232,7 @@ class Permute(Module):
         super().__init__()
         self.dims = tuple(dims)
         if sorted(self.dims) != list(range(len(self.dims))):
-            need = "each axis once, such as (0, 3, 1, 2)"
-            raise SettingError(setting="dims", seen=self.dims, need=need, place="Permute")
+            raise SettingError(setting="dims", seen=self.dims, need="each axis once, as (0, 3, 1, 2)", place="Permute")
 
     def arguments(self) -> dict[str, Any]:
         return {"dims": self.dims}

@@ -329,7 +329,7 @@ conv2d_groups: OpSpec = op(
     dtypes="f32", composition=_in_groups, samples=_group_samples,
     bad_samples=[
         bad(
-            "conv2d_groups: kernel [5, 5] does not fit into the padded image: x f32[1,2,3,3], w f32[2,1,5,5]; "
+            "conv2d: kernel [5, 5] does not fit into the padded image: f32[1,2,3,3], f32[2,1,5,5]; "
             "need a smaller kernel or more padding",
             (1, 2, 3, 3), (2, 1, 5, 5), groups=2,
         ),
