@@ -32,6 +32,7 @@ GL_UNARY(Step, 1, return where_positive(x, one(), F::zero());)
 GL_UNARY(Sqr, 1, return x * x;)
 GL_UNARY(Sqrt, 2, return sqrt(x);)
 GL_UNARY(Exp, 5, return exp(x);)
+GL_UNARY(Exp2, 5, return exp2(x);)
 GL_UNARY(Expm1, 6, return expm1(x);)
 GL_UNARY(Log, 6, return log(x);)
 GL_UNARY(Log1p, 7, return log1p(x);)
@@ -330,7 +331,8 @@ template <class S, class D> void run_cast(const Call& c, int, int part, int part
 #define GL_CAST(signature, S, D) {"cast", signature, plan_cast, run_cast<S, D>}
 inline constexpr KernelRow kElementwiseRows[] = {
     GL_ROW1("neg", Neg), GL_ROW1("abs", Abs), GL_ROW1("sgn", Sgn), GL_ROW1("step", Step), GL_ROW1("sqr", Sqr),
-    GL_ROW1("sqrt", Sqrt), GL_ROW1("exp", Exp), GL_ROW1("expm1", Expm1), GL_ROW1("log", Log), GL_ROW1("sin", Sin),
+    GL_ROW1("sqrt", Sqrt), GL_ROW1("exp", Exp), GL_ROW1("exp2", Exp2), GL_ROW1("expm1", Expm1), GL_ROW1("log", Log),
+    GL_ROW1("sin", Sin),
     GL_ROW1("log1p", Log1p), GL_ROW1("erf", Erf), GL_ROW1("floor", Floor), GL_ROW1("ceil", Ceil),
     GL_ROW1("round", Round), GL_ROW1("trunc", Trunc), GL_ROW2("remainder", Remainder),
     GL_ROW1("cos", Cos), GL_ROW1("relu", Relu), GL_ROW1("leaky_relu", LeakyRelu), GL_ROW1("elu", Elu),

@@ -4,8 +4,9 @@
 // it whole. Operands are read in place where that is as fast, otherwise from packed strips (gemm_pack.h):
 //   A, packed once by a phase of its own into the workspace (`shared_a`), or by the part into its scratch;
 //   B, packed by the part that owns the columns, or by the first phase where several parts need it (`shared_b`).
-// Where C has few columns its transpose is computed instead (`narrow`): then A is what fills the vectors. Where C has
-// few rows and B's numbers lie along k, nothing is packed: dot products (gemm_rows.h). k is cut into blocks by its
+// Where C has few columns its transpose is computed instead (`narrow`): then A is what fills the vectors. So it is where
+// C has few rows and B's numbers lie along k (`low`): then A alone is packed, which is small. Where C has up to four
+// rows of that kind, nothing is packed: dot products (gemm_rows.h). k is cut into blocks by its
 // length alone and the blocks are added in order, so that the bits do not depend on parts. B may be frozen
 // (gemm_frozen.h): then it is always packed, and all else is the same, bit for bit.
 //
@@ -41,6 +42,8 @@ constexpr bool kColumnsInPlace = false;
 constexpr double kPackCost = 0.5;
 #endif
 constexpr double kRowCost = 1 << 16;   // numbers of B that a part of a product of few rows reads
+constexpr int64_t kLowRows = 64;         // rows of the highest C that may be computed as its transpose ...
+constexpr int64_t kLowDepth = 4 * kDepth;  // ... and its longest k: all of A is packed
 constexpr int64_t kNarrow = 12;  // columns of the widest C that may be computed as its transpose
 static_assert(kRowsPacked % kTileRows == 0 && kRows % kTileRows == 0 && kGroup % kTileColumns == 0 &&
               kGroupMost % kTileColumns == 0);
@@ -68,6 +71,7 @@ struct ProductOf {
 
   RowMatrix few;  // B^T of a product of few rows
   bool narrow;  // C^T = B^T A^T: for few columns, rows fill the vectors better
+  bool low;     // likewise for few rows: B is read in place
   bool pack_a, pack_b, shared_a, shared_b;
   int64_t group = kGroup;   // columns of B that are packed at a time
   bool fetch_rows = false;  // rows of A are fetched ahead of their tiles
@@ -173,7 +177,7 @@ void describe(const Call& call, const Tensor& z, P& p) {
   p.shared_a = p.shared_b = false;
   p.parts_m = p.parts_n = p.parts = 1;
   const double work = static_cast<double>(p.m * p.n) * static_cast<double>(p.k ? p.k : 1);
-  p.narrow = false;
+  p.narrow = p.low = false;
   p.few = RowMatrix{};
   const bool few = numbers && p.m >= 1 && p.m <= kFewRows && p.n >= 1 && p.batches == 1 && p.k >= quant::kChunk;
   if (few && p.a.deep == 1 && y.strides[y.rank - 2] == 1 && (p.n == 1 || y.strides[y.rank - 1] != 1)) {
@@ -197,6 +201,15 @@ void describe(const Call& call, const Tensor& z, P& p) {
     else
       p.parts = static_cast<int>(parts_for(work * static_cast<double>(p.batches), kPartCost,
                                            p.batches < 16 ? static_cast<uint32_t>(p.batches) : 16));
+    return;
+  }
+  if (in_place && numbers && p.batches == 1 && p.m > kFewRows && p.m <= kLowRows && p.k > 0 && p.k <= kLowDepth)
+    p.low = p.n >= kTileRows && p.b.deep == 1 && p.b.along != 1 && !crowds(p.b.along, 1);
+  if (p.low) {
+    p.pack_a = p.a.along != 1;
+    p.pack_b = false;
+    const int64_t tiles = ceil_div(p.n, kTileRows);
+    p.parts = p.parts_n = static_cast<int>(parts_for(work, kPartCost, tiles < 16 ? static_cast<uint32_t>(tiles) : 16));
     return;
   }
   const bool often = p.n > 2 * kTileColumns;
@@ -239,6 +252,7 @@ template <class P>
 size_t scratch_a_floats(const P& p) {
   if (!p.pack_a || p.shared_a) return 0;
   if (p.narrow) return static_cast<size_t>(kTileColumns * p.depth);
+  if (p.low) return static_cast<size_t>(round_up(p.m, Lanes::N) * p.k);
   return static_cast<size_t>(round_up((p.m < kRowsPacked ? p.m : kRowsPacked) * p.depth, 16));
 }
 template <class P>

@@ -135,6 +135,39 @@ void run_rectangle(const P& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1, f
   }
 }
 
+// Sums [j1 - j0][kTileColumns] become columns j0 .. j1 of rows i .. i + rows of C, after bias, relu and gate.
+template <class P>
+void store_transposed(const P& p, float* sums, int64_t i, int rows, int64_t j0, int64_t j1) {
+  constexpr int L = Lanes::N;
+  const int64_t columns = j1 - j0;
+  if (p.bias || p.relu) {
+    const Lanes floor = Lanes::set1(p.relu ? 0.0f : -__builtin_inff());
+    for (int64_t j = 0; j < columns; j++) {
+      float* const row = sums + j * kTileColumns;
+      const Lanes bias = Lanes::set1(p.bias ? p.bias[j0 + j] : -0.0f);
+      for (int v = 0; v < rows; v += L) max(Lanes::load(row + v) + bias, floor).store(row + v);
+    }
+  }
+  float* const c = p.c + i * p.n + j0;
+  if (p.gate) {  // C may be its buffer: each number is read before it is written
+    const float* const gate = p.gate + i * p.n + j0;
+    for (int r = 0; r < rows; r++)
+      for (int64_t j = 0; j < columns; j++)
+        c[r * p.n + j] = gate[r * p.n + j] > 0.0f ? sums[j * kTileColumns + r] : 0.0f;
+    return;
+  }
+  const int64_t squares = columns / kSquare * kSquare;
+  int r = 0;
+  for (; r + kSquare <= rows; r += kSquare) {
+    for (int64_t j = 0; j < squares; j += kSquare)
+      transpose<kSquare>(sums + j * kTileColumns + r, kTileColumns, c + r * p.n + j, p.n);
+    for (int64_t j = squares; j < columns; j++)
+      for (int s = r; s < r + kSquare; s++) c[s * p.n + j] = sums[j * kTileColumns + s];
+  }
+  for (; r < rows; r++)
+    for (int64_t j = 0; j < columns; j++) c[r * p.n + j] = sums[j * kTileColumns + r];
+}
+
 // Rows m0 .. m1 of a narrow C: 32 or so rows of A at a time become the columns of a product with B^T, whose tile lies
 // in a buffer [n][kTileColumns] until it is whole.
 template <class P>
@@ -162,20 +195,37 @@ void run_narrow(const P& p, int64_t m0, int64_t m1, float* scratch) {
                          kTileColumns, k0 != 0, keep);
       }
     }
-    float* const c = p.c + i * p.n;
-    const float* const gate = p.gate ? p.gate + i * p.n : nullptr;
-    for (int64_t j = 0; j < p.n; j++) {
-      float* const row = sums + j * kTileColumns;
-      if (p.bias || p.relu) {
-        const Lanes floor = Lanes::set1(p.relu ? 0.0f : -__builtin_inff());
-        const Lanes bias = Lanes::set1(p.bias ? p.bias[j] : -0.0f);
-        for (int v = 0; v < vectors; v++) max(Lanes::load(row + v * L) + bias, floor).store(row + v * L);
+    store_transposed(p, sums, i, rows, 0, p.n);
+  }
+}
+
+// Columns n0 .. n1 of a low C: all of A is packed as the columns of a product with B^T, whose rows are read in place.
+template <class P>
+void run_low(const P& p, int64_t n0, int64_t n1, float* scratch) {
+  constexpr int L = Lanes::N;
+  alignas(64) float sums[kRows * kTileColumns];
+  const int64_t padded = round_up(p.m, L);
+  const Finish keep{};
+  const auto depth_at = [&p](int64_t k0) { return p.k - k0 < p.depth ? p.k - k0 : p.depth; };
+  if (p.pack_a)
+    for (int64_t k0 = 0; k0 < p.k; k0 += p.depth)
+      p.a.strips(0, p.m, k0, depth_at(k0), kTileColumns, L, scratch + padded * k0);
+  for (int64_t j0 = n0; j0 < n1; j0 += kRows) {
+    const int64_t j1 = j0 + kRows < n1 ? j0 + kRows : n1;
+    for (int64_t i = 0; i < p.m; i += kTileColumns) {
+      const int rows = static_cast<int>(p.m - i < kTileColumns ? p.m - i : kTileColumns);
+      const int vectors = (rows + L - 1) / L;
+      const auto& tiles = kTilesOf<typename P::Unit>.fn[1][rows % L != 0][vectors - 1];
+      for (int64_t k0 = 0; k0 < p.k; k0 += p.depth) {
+        const int64_t depth = depth_at(k0), lda = p.pack_a ? vectors * L : p.a.deep;
+        const float* const a = p.pack_a ? scratch + padded * k0 + i * depth : p.a.at(i, k0);
+        for (int64_t j = j0; j < j1; j += kTileRows) {
+          const int64_t count = j1 - j < kTileRows ? j1 - j : kTileRows;
+          tiles[count - 1](p.b.at(j, k0), p.b.along, a, lda, depth, rows, sums + (j - j0) * kTileColumns,
+                           kTileColumns, k0 != 0, keep);
+        }
       }
-      if (gate) {
-        for (int r = 0; r < rows; r++) c[r * p.n + j] = gate[r * p.n + j] > 0.0f ? row[r] : 0.0f;
-      } else {
-        for (int r = 0; r < rows; r++) c[r * p.n + j] = row[r];
-      }
+      store_transposed(p, sums, i, rows, j0, j1);
     }
   }
 }
@@ -229,6 +279,11 @@ void run_product(const Call& call, const Tensor& z, P& p, int phase, int part, i
     return run_few(p, columns.begin, columns.end);
   }
   float* const room = static_cast<float*>(scratch);
+  if constexpr (P::Left::kNumbers && P::Right::kNumbers)
+    if (p.low) {
+      const Range columns = part_range(p.n, part, parts, kTileRows);
+      return run_low(p, columns.begin, columns.end, room);
+    }
   if (p.batches == 1 && p.parts == 1) {
     if (p.narrow) return run_narrow(p, 0, p.m, room);
     if (!p.pack_a && !p.pack_b && p.k <= p.depth)

@@ -42,6 +42,12 @@ inline F exp(F x) {
   return scale_pow2(mul_add(e.r * e.r, q, e.r) + F::set1(1.0f), e.n);  // q on |r| <= 0.36
 }
 
+inline F exp2(F x) {
+  const F y = clamp(x, -151.0f, 129.0f), n = round(y), r = (y - n) * F::set1(6.93147182e-01f);  // r is 0 at whole numbers
+  const F q = horner(r, 4.999999404e-01f, 1.666651219e-01f, 4.166829959e-02f, 8.369827643e-03f, 1.382064307e-03f);
+  return scale_pow2(mul_add(r * r, q, r) + F::set1(1.0f), n);
+}
+
 inline F expm1(F x) {
   const ExpParts e = exp_reduce(clamp(x, -25.0f, 89.0f));
   const F q = horner(e.r, 5.000000000e-01f, 1.666666567e-01f, 4.166647792e-02f, 8.333537728e-03f, 1.393412473e-03f,

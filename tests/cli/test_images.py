@@ -125,7 +125,7 @@ def test_parts_and_other_folders(capsys, tmp_path):
     code, out, err = run(capsys, "fit", root, *SHORT, "--out", tmp_path / "a", "--json")
     found = json.loads(out.splitlines()[-1])
     assert code == 0 and (found["rows_train"], found["rows_val"], found["rows_test"]) == (40, 12, 14), err
-    assert "14 test rows from the file" in err and "val loss" in err
+    assert "14 test rows from the folder" in err and "val loss" in err
     code, out, err = run(capsys, "predict", tmp_path / "a", root)
     assert code == 0 and len(out.splitlines()) == 15 and "test rows: accuracy" in err
     more = ("--val", root / "val", "--test", root / "test")

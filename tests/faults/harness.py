@@ -50,8 +50,10 @@ COMMANDS: dict[str, list[Any]] = {  # the last two words make the old outputs an
     "peft": [*TUNE, "--out", "adapter", "--rank"],
     "full": [*TUNE, "--method", "full", "--targets", "attn_q", "--out", "tuned.gguf", "--seed"],
     "merge": ["merge", "m.gguf", "given.gguf", "--out", "merged.gguf", "--type"],
+    "quantize": ["quantize", "m.gguf", "--out", "quantized.gguf", "--type"],
 }
-OLD_NEW = {"merge": ("f16", "f32")}  # else seeds, or ranks, 1 and 2
+OLD_NEW = {"merge": ("f16", "f32"), "quantize": ("f16", "q8_0")}  # else seeds, or ranks, 1 and 2
+CONVERSIONS = ("merge", "quantize")  # without a run, a program and its arena
 OF_A_RUN = re.compile(r"\.run/|run\.json|metrics\.jsonl|settings\.toml|checkpoints/|\.gradloom\.(new|clear|move)")
 BESIDE = re.compile(
     "the training continues|the digest of .* is not recorded|was not saved|an error followed|was not: |"
@@ -143,7 +145,9 @@ class Case:
             self.undisturbed([*LORA, "--out", "given.gguf"])
         old, new = OLD_NEW.get(name, (1, 2))
         self.command = [*COMMANDS[name], new]
-        self.anew = [] if name == "merge" else ["--overwrite"]  # a run that has not finished is replaced by that alone
+        self.anew = (
+            [] if name in CONVERSIONS else ["--overwrite"]
+        )  # a run that has not finished is replaced by that alone
         self.inputs = files(work)
         self.fresh = self.undisturbed(self.command)  # into an empty place
         self._clear()

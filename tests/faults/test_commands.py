@@ -1,7 +1,7 @@
 """The n-th call to the system fails, for every n: what commands leave behind (tests/faults/harness.py).
 
 With FAULTS=all every call fails in every way, over old outputs and where there are none; the core's own allocations
-are among them where it was built for that (tests/faults.sh). Else three commands, over old outputs, failing once or
+are among them where it was built for that (tests/faults.sh). Else four commands, over old outputs, failing once or
 writing half, and of equal calls in a row the first and the last.
 """
 
@@ -19,7 +19,7 @@ import pytest
 
 from gradloom import _core
 from tests import processes
-from tests.faults.harness import COMMANDS, COMPILER, MODES, Case, Service
+from tests.faults.harness import COMMANDS, COMPILER, CONVERSIONS, MODES, Case, Service
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or COMPILER is None, reason="needs Linux and a C++ compiler: a library to preload"
@@ -40,11 +40,11 @@ CALLS = {
 COMMAND = "import sys; sys.path.remove(''); from gradloom.cli.main import main; sys.exit(main())"
 
 
-@pytest.mark.parametrize("name", COMMANDS if ALL else ("fit", "peft", "merge"))
+@pytest.mark.parametrize("name", COMMANDS if ALL else ("fit", "peft", "merge", "quantize"))
 @pytest.mark.slow
 def test_whatever_fails(name: str, tmp_path: Path) -> None:
     case = Case(name, Service(tmp_path))
-    assert any(call.startswith("arena") for call in case.calm.calls) == (_core.FAULTS and name != "merge")
+    assert any(call.startswith("arena") for call in case.calm.calls) == (_core.FAULTS and name not in CONVERSIONS)
     faults = list(case.faults(MODES, (True, False)) if ALL else case.faults(("once", "short"), (True,), short=True))
     print(f"{name}: {len(faults)} faults, exit codes {dict(case.codes)}")
     found = [f"{name} {mode} {at} ({call}): {'; '.join(wrong)}" for mode, at, call, wrong in faults if wrong]

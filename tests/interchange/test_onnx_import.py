@@ -171,6 +171,8 @@ SPECS: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("GatherElements", [rows(3, 4), np.array([[0, -1], [2, 1], [3, 3]])], {"axis": 1}),
     ("Trilu", [rows(4, 4), np.array(1)], {}),
     ("Trilu", [rows(4, 4)], {"upper": 0}),
+    ("ReduceProd", [rows(3, 4, 2), np.array([1, -1])], {"keepdims": 0}),
+    ("ReduceProd", [rows(3, 4)], {}),
     ("ReduceL1", [rows(3, 4), np.array([1])], {}),
     ("ReduceL2", [rows(3, 4)], {"keepdims": 0}),
     ("ReduceSumSquare", [rows(3, 4), np.array([0])], {}),
@@ -241,7 +243,7 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     refused(path, gl.FileError, "has no graph")
     x, w = {"x": rows(2, 3)}, {"w": rows(3, 4)}
     for nodes, kind, match in (
-        ([helper.make_node("LSTM", ["x", "w"], ["y0"])], gl.GraphError, "has no form here: LSTM; need"),
+        ([helper.make_node("Scan", ["x", "w"], ["y0"])], gl.GraphError, "has no form here: Scan; need"),
         ([helper.make_node("Foo", ["x"], ["y0"], domain="my.ops")], gl.GraphError, "has no form here: my.ops.Foo"),
         ([helper.make_node("Relu", ["z"], ["y0"])], gl.FileError, "reads 'z', which is not made before"),
         ([helper.make_node("Relu", ["x"], ["x"])], gl.FileError, "makes a value that is there already"),

@@ -204,3 +204,15 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_onnx_is_imported_when_it_is_used() -> None:
     code = "import gradloom as gl, sys; gl.export_onnx; assert 'onnx' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_convolution_in_groups_is_one_node(groups: int, tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=groups), nn.ReLU()).init(0)
+    made = gl.export_onnx(net, tmp_path / "net.onnx", rows(2, 4, 7, 6))
+    found = [node for node in onnx.load(tmp_path / "net.onnx").graph.node if node.op_type != "Identity"]
+    assert [node.op_type for node in found] == ["Conv", "Relu"] and made.fixed == ""
+    assert {one.name: one.i for one in found[0].attribute}["group"] == groups and len(found[0].input) == 3
+    x = rows(3, 4, 7, 6)
+    agree(run(tmp_path / "net.onnx", input=x)[0], gl.predict(net, x))
+    agree(gl.predict(gl.import_onnx(tmp_path / "net.onnx"), x), gl.predict(net, x))

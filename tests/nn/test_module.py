@@ -276,7 +276,12 @@ def test_what_is_refused():
         (lambda: Unassigned().state_dict(), gl.GraphError, r"need self\.name = self\.parameter"),
         (lambda: nn.Flatten()(gl.input("x", (2, 3))).reshape(7), gl.ShapeError, "reshape"),
         (lambda: nn.Unflatten(1, (2, 2))(gl.input("x", (2, 3))), gl.ShapeError, "reshape"),
-        (lambda: nn.Unflatten(-1, (2, 2)), gl.SettingError, r"Unflatten: dim=-1: must be a whole number of at least 0"),
+        (lambda: nn.Unflatten(True, (2, 2)), gl.SettingError, r"Unflatten: dim=True: must be a whole number"),
+        (
+            lambda: nn.Unflatten(-3, (2, 2))(gl.input("x", (2, 4))),
+            gl.ShapeError,
+            r"Unflatten: axis -3 does not exist: f32\[2,4\]; need an axis from -2 to 1",
+        ),
         (lambda: nn.Permute((0, 2)), gl.SettingError, r"Permute: dims=\(0, 2\): must be each axis once"),
     ):
         with pytest.raises(kind, match=message):
@@ -287,6 +292,8 @@ def test_axes():
     x = np.arange(24, dtype=np.float32).reshape(2, 12)
     there = nn.Sequential(nn.Unflatten(1, (2, 2, 3)), nn.Permute((0, 3, 1, 2)))
     np.testing.assert_array_equal(gl.predict(there, x), x.reshape(2, 2, 2, 3).transpose(0, 3, 1, 2))
+    last = nn.Unflatten(-1, (3, 2))
+    np.testing.assert_array_equal(gl.predict(last, x.reshape(2, 2, 6)), x.reshape(2, 2, 3, 2))
 
 
 def test_one_batch_norm_at_two_places_is_refused():

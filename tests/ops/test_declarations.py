@@ -125,7 +125,7 @@ batch_norm batch_norm_back softmax softmax_back log_softmax log_softmax_back con
 conv2d_max_pool max_pool2d max_pool2d_back avg_pool2d avg_pool2d_back dropout cross_entropy_sum
 linear_cross_entropy linear_cross_entropy_rows correct sgd adamw grad_norm
 accumulate zero assign guard constant input parameter setting
-set_rows rope attention attention_back swiglu swiglu_back geglu geglu_back
+set_rows rope attention attention_back swiglu swiglu_back geglu geglu_back lstm_cell lstm_cell_back exp2
 """
 
 

@@ -157,6 +157,7 @@ EXPORT = Document(
         Key("bytes", int, "size of the file", "bytes"),
         Key("inputs", dict[str, dict[str, Any]], 'inputs of the file by name: `dtype`, and `shape` with "rows"'),
         Key("outputs", dict[str, dict[str, Any]], "likewise, the outputs"),
+        Key("notes", list[str], "columns of texts whose cells are not compared as by `gradloom predict`"),
         Key("seconds", float, "wall-clock time", "s"),
     ),
 )

@@ -43,7 +43,7 @@ def export(
         facts: dict[str, Any] = {"model": model, "out": out, "bytes": size}
         for key, several in (("inputs", made.inputs), ("outputs", made.outputs)):
             facts[key] = {name: {"dtype": kind, "shape": list(shape)} for name, (kind, shape) in several.items()}
-        print(json_text(EXPORT, facts | {"seconds": time.perf_counter() - begin}))
+        print(json_text(EXPORT, facts | {"notes": list(made.notes), "seconds": time.perf_counter() - begin}))
     return 0
 
 

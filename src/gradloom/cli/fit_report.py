@@ -241,7 +241,8 @@ def announce(job: FitJob) -> None:
         otherwise = "from the folder" if made.kind == "images" else "of later times"
         what += f", {rows.n:,} validation rows {f'from {use.val[name]}' if name in (use.val or {}) else otherwise}"
     if table.test is not None:
-        sources = {"file": "from the file", "held out": "held out", "the latest": "held out, the latest"}
+        sources = {"file": "from the file", "folder": "from the folder", "held out": "held out"}
+        sources["the latest"] = "held out, the latest"
         what += f", {table.test.n:,} test rows {sources.get(table.test_from, f'from {use.test}')}"
     width = plural(made.inputs, "feature")
     if made.image_shape is not None:

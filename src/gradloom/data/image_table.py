@@ -113,7 +113,7 @@ def read_image_table(
     if "val" in others:
         table.val = _dataset(others["val"], made)
     if "test" in others:
-        table.test, table.test_from = _dataset(others["test"], made), "file" if test is None else "--test"
+        table.test, table.test_from = _dataset(others["test"], made), "folder" if test is None else "--test"
     elif len(held):
         table.test, table.test_from = _dataset(folder.subset(held), made), "held out"
     return table

@@ -54,8 +54,9 @@ class Table:
                  standardised f32 (n, targets) (regression); of several targets with classes a tuple, for each ids
                  (-100: missing) or standardised f32 (n,) (NaN: missing). The rows of train are in the order
                  of the seed
-    test_from    "file" when the file brought its test rows, "--test" when they are of another one, "held out" when they
-                 were taken from the others, "the latest" when these are the latest rows, "" if none
+    test_from    "file" when the file brought its test rows, "folder" when they are a part of a folder of images,
+                 "--test" when they are of another one, "held out" when they were taken from the others, "the latest"
+                 when these are the latest rows, "" if none
     test_targets in the units of the file (regression); of several targets f64 (n, targets), see Preprocess
     notes        for the user: decisions, columns left out, cells filled in
     val          the latest rows before the test, to validate on, where the rows are split by time

@@ -73,5 +73,6 @@ nwg: vec3<u32>, @builtin(local_invocation_index) lane: u32)`; `group_of(wid, nwg
                             rounds go by subgroups where the adapter has them, with the same bits
     max_256(lane, x)        the same; NaN where any is NaN
     first_256(lane, x: u32) the smallest u32
-    math: exp_, expm1_, log_, log1p_, sin_, cos_, tanh_, sigmoid_, softplus_, erf_, normal_cdf_, normal_density_, pow_
+    math: exp_, exp2_, expm1_, log_, log1p_, sin_, cos_, tanh_, sigmoid_, softplus_, erf_, normal_cdf_, normal_density_,
+          pow_
 """

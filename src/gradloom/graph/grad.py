@@ -7,7 +7,6 @@ or its op declares why it gets none (`no_gradient_to`), or a GradientError names
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Sequence
-from functools import reduce
 from typing import TypeVar
 
 from ..base.collector import paused
@@ -16,6 +15,7 @@ from ..base.errors import GradientError, GraphError, ShapeError
 from .graph import reachable
 from .numbers import constant_array
 from .opspec import REGISTRY
+from .products import sum_of
 from .scope import current_device, enter_scope, leave_scope, located, on_device
 from .value import Node, Value, builds_graphs, describe
 
@@ -157,7 +157,7 @@ def _total(terms: Sequence[Value], node: Node) -> Value | None:
     if len(terms) < 2:
         return terms[0] if terms else None
     devices = {term.node.device for term in terms}
-    return _named_after(node, lambda: reduce(REGISTRY["add"], terms), devices.pop() if len(devices) == 1 else None)
+    return _named_after(node, lambda: sum_of(terms), devices.pop() if len(devices) == 1 else None)
 
 
 def _ones(value: Value) -> Value:

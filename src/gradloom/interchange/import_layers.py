@@ -25,6 +25,13 @@ def reduced(function: Entry, of_arrays: Entry | None = None) -> Entry:
     return entry
 
 
+def product(x: Value, axes: Sequence[int], keepdims: bool) -> Value:
+    for axis in axes:
+        cut = [slice(None)] * axis + [slice(x.shape[axis] - 1, None)]
+        x = ops.cumprod(x, axis)[tuple(cut)]
+    return x if keepdims else ops.squeeze(x, tuple(axes))
+
+
 def arg_max(node: OnnxNode, x: Value) -> Value:
     node.need(select_last_index=0)
     axis = node.get("axis", 0) % max(x.ndim, 1)

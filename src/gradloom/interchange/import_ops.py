@@ -28,6 +28,7 @@ from .import_layers import (
     of_rows,
     of_whole_images,
     prelu,
+    product,
     reduced,
     rms_norm,
     softmax_of,
@@ -44,6 +45,8 @@ from .import_nodes import (
     remember,
     value_of,
 )
+from .import_recurrent import RECURRENT
+from .import_resize import resize, upsample
 from .import_shapes import (
     concat,
     constant_of_shape,
@@ -256,6 +259,7 @@ IMPORTS: Mapping[str, Entry] = {
     "ReduceMean": reduced(ops.mean, np.mean),
     "ReduceMax": reduced(ops.max, np.max),
     "ReduceMin": reduced(ops.min, np.min),
+    "ReduceProd": reduced(product, np.prod),
     "ReduceL1": reduced(lambda x, *how: ops.sum(ops.abs(x), *how)),
     "ReduceL2": reduced(lambda x, *how: ops.sqrt(ops.sum(ops.sqr(x), *how))),
     "ReduceSumSquare": reduced(lambda x, *how: ops.sum(ops.sqr(x), *how)),
@@ -277,6 +281,9 @@ IMPORTS: Mapping[str, Entry] = {
     "GroupNormalization": group_norm,
     "Softmax": softmax_of(ops.softmax),
     "LogSoftmax": softmax_of(ops.log_softmax),
+    "Resize": resize,
+    "Upsample": upsample,
+    **RECURRENT,
 }
 
 # Op of ONNX -> positions of its inputs that are weights, where a file does not name those that are trained
@@ -284,6 +291,6 @@ WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "Gemm": (1, 2), "MatMul": (0, 1), "Conv": (1, 2), "ConvTranspose": (1, 2), "BatchNormalization": (1, 2),
     "LayerNormalization": (1, 2), "RMSNormalization": (1,), "InstanceNormalization": (1, 2),
     "GroupNormalization": (1, 2), "PRelu": (1,), "Gather": (0,), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1),
-    "Div": (0, 1),
+    "Div": (0, 1), "LSTM": (1, 2, 3), "GRU": (1, 2, 3), "RNN": (1, 2, 3),
 }  # fmt: skip
 STATISTICS: Mapping[str, tuple[int, ...]] = {"BatchNormalization": (3, 4)}  # weights that are not trained

@@ -117,6 +117,10 @@ def _conv(w: GraphWriter, c: Call) -> str:
     return w("Relu", made) if c.attrs["act"] == "relu" else made
 
 
+def _conv_groups(w: GraphWriter, c: Call) -> str:
+    return w("Conv", *(x for x in c.inputs if x is not None), group=c.attrs["groups"], **_window(c))
+
+
 def _conv_transpose(w: GraphWriter, c: Call) -> str:
     how = zip(c.shapes[0][2:], c.shapes[1][2:], *(c.attrs[n] for n in ("stride", "padding", "dilation")), strict=True)
     least = [(n - 1) * s - 2 * p + d * (k - 1) + 1 for n, k, s, p, d in how]
@@ -229,6 +233,7 @@ OPS: dict[str, Emit] = {
     "min": _reduced("ReduceMin"),
     "argmax": _argmax,
     "conv2d": _conv,
+    "conv2d_groups": _conv_groups,
     "conv2d_back_input": _conv_transpose,
     "max_pool2d": _max_pool,
     "avg_pool2d": _average_pool,

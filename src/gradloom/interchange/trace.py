@@ -19,6 +19,7 @@ from ..graph.leaves import input as input_value
 from ..graph.stored import Stored
 from ..graph.value import Node, Value, graph_mode
 from ..nn.module import Module, mode
+from ..ops.conv import whole_groups
 from ..train.inputs import called
 from .graph_writer import Batch, Extent, GraphWriter
 from .onnx_ops import OPS, Call, emitted, kind_of
@@ -72,7 +73,7 @@ class Forward:
 
 def traced(net: Module, inputs: Mapping[str, Value], structure: Callable[[Mapping[str, Value]], Any]) -> Trace:
     """The forward pass in eval mode; GraphError for outputs that are no values."""
-    with graph_mode(), mode(False):
+    with graph_mode(), mode(False), whole_groups():
         made = called(net, structure(inputs))
         outputs = _named(made)
         roots, rewritten = _expanded(list(outputs.values()))

@@ -15,6 +15,7 @@ from ..base.arrays import as_array
 from ..base.errors import GraphError, SettingError, ShapeError
 from ..base.habits import value_hint
 from ..graph.value import Value, describe
+from ..ops.layout import axis_of
 from .initial import filled, normal, uniform
 from .module import Module
 from .padded import checked_mode, padded
@@ -207,13 +208,12 @@ class Flatten(Module):
 
 
 class Unflatten(Module):
-    """Axis `dim` as several axes of `unflattened_size`: [N, a*b] -> [N, a, b] for dim 1. ShapeError where the numbers
-    of elements differ. Arguments as in PyTorch."""
+    """Axis `dim` as several of `unflattened_size`: [N, a*b] -> [N, a, b] for dim 1 or -1; ShapeError if they differ."""
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
-            raise SettingError(setting="dim", seen=dim, need="a whole number of at least 0", place="Unflatten")
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise SettingError(setting="dim", seen=dim, need="a whole number", place="Unflatten")
         self.dim, self.sizes = dim, tuple(unflattened_size)
         need_positive("Unflatten", **{f"unflattened_size[{i}]": size for i, size in enumerate(self.sizes)})
 
@@ -221,7 +221,8 @@ class Unflatten(Module):
         return {"dim": self.dim, "unflattened_size": self.sizes}
 
     def forward(self, x: Value) -> Value:
-        return ops.reshape(x, (*x.shape[: self.dim], *self.sizes, *x.shape[self.dim + 1 :]))
+        axis = axis_of("Unflatten", x, self.dim, x.ndim)
+        return ops.reshape(x, (*x.shape[:axis], *self.sizes, *x.shape[axis + 1 :]))
 
 
 class Permute(Module):
@@ -231,8 +232,7 @@ class Permute(Module):
         super().__init__()
         self.dims = tuple(dims)
         if sorted(self.dims) != list(range(len(self.dims))):
-            need = "each axis once, such as (0, 3, 1, 2)"
-            raise SettingError(setting="dims", seen=self.dims, need=need, place="Permute")
+            raise SettingError(setting="dims", seen=self.dims, need="each axis once, as (0, 3, 1, 2)", place="Permute")
 
     def arguments(self) -> dict[str, Any]:
         return {"dims": self.dims}

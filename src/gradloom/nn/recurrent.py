@@ -27,6 +27,7 @@ class _Recurrent(Module):
 
     gates = 1
     states = 1  # arrays of a state: h, or h and c
+    adds_products = True  # `step` reads the sum of both products alone
 
     def __init__(
         self,
@@ -141,18 +142,26 @@ class _Recurrent(Module):
 
     def _run(self, x: Value, at: str, state: State, seen: list[Value] | None) -> tuple[Value, State]:
         """One layer in one direction over x [N, T, ...]: outputs [N, T, H], in the order of x, and the last state."""
-        weight, bias = getattr(self, f"weight_hh_{at}"), getattr(self, f"bias_hh_{at}", None)
-        projection = getattr(self, f"weight_hr_{at}", None)
-        products = ops.matmul(x, getattr(self, f"weight_ih_{at}"), transpose_y=True)
+        n, t = x.shape[:2]
+        by_step = ops.reshape(ops.permute(x, (1, 0, 2)), (t * n, x.shape[2]))
+        products = ops.matmul(by_step, getattr(self, f"weight_ih_{at}"), transpose_y=True)
+        bias = None
         if self.has_bias:
-            products = products + getattr(self, f"bias_ih_{at}")
-        steps = list(range(x.shape[1]))
+            before, bias = getattr(self, f"bias_ih_{at}"), getattr(self, f"bias_hh_{at}")
+            if self.adds_products:  # both biases once for all steps
+                before, bias = before + bias, None
+            products = products + before
+        products = ops.reshape(products, (t, n, products.shape[1]))
+        weight = ops.permute(getattr(self, f"weight_hh_{at}"), (1, 0))
+        projection = getattr(self, f"weight_hr_{at}", None)
+        projection = None if projection is None else ops.permute(projection, (1, 0))
+        steps = list(range(t))
         outputs: dict[int, Value] = {}
         for t in reversed(steps) if at.endswith("_reverse") else steps:
-            h = ops.matmul(state[0], weight, transpose_y=True)
-            new = self.step(products[:, t], h if bias is None else h + bias, state)
+            h = ops.matmul(state[0], weight)
+            new = self.step(products[t], h if bias is None else h + bias, state)
             if projection is not None:
-                new = (ops.matmul(new[0], projection, transpose_y=True), *new[1:])
+                new = (ops.matmul(new[0], projection), *new[1:])
             outputs[t] = new[0] if seen is None else ops.where(seen[t], new[0], 0.0)
             state = new if seen is None else tuple(ops.where(seen[t], a, b) for a, b in zip(new, state, strict=True))
         return ops.stack([outputs[t] for t in steps], 1), state
@@ -248,9 +257,8 @@ class LSTM(_Recurrent):
         return super().arguments() | {"proj_size": self.proj_size or None}
 
     def step(self, x: Value, h: Value, state: State) -> State:
-        i, f, g, o = ops.split(x + h, 4, 1)
-        c = ops.sigmoid(f) * state[1] + ops.sigmoid(i) * ops.tanh(g)
-        return ops.sigmoid(o) * ops.tanh(c), c
+        h, c, _ = ops.lstm_cell(x, h, state[1])
+        return h, c
 
 
 class GRU(_Recurrent):
@@ -263,6 +271,7 @@ class GRU(_Recurrent):
     """
 
     gates = 3
+    adds_products = False
 
     def step(self, x: Value, h: Value, state: State) -> State:
         (r_x, z_x, n_x), (r_h, z_h, n_h) = ops.split(x, 3, 1), ops.split(h, 3, 1)

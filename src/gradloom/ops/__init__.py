@@ -121,6 +121,7 @@ from .padding import pad
 from .patches import fold, unfold
 from .pool import avg_pool2d, avg_pool2d_back, max_pool2d, max_pool2d_back
 from .random import dropout
+from .recurrent import lstm_cell, lstm_cell_back
 from .reduce import argmax, max, mean, min, sum
 from .resize import adaptive_avg_pool2d, adaptive_max_pool2d, interpolate
 from .rolled import flip, roll
@@ -250,6 +251,8 @@ __all__ = [
     "logsigmoid",
     "logsumexp",
     "loss_pair",
+    "lstm_cell",
+    "lstm_cell_back",
     "mask",
     "matmul",
     "matmul_act",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -275,13 +277,8 @@ def conv2d(
         raise shape_error(
             "conv2d", [x, w], f"{groups} groups do not fit", f"w of shape [O, {x.shape[1] // groups}, ...]"
         )
-    if x.shape[1] == groups and len(steps) == len(sides) == len(gaps) == 2:
-        return _depthwise(x, w, bias, steps, sides, gaps)
-    parts = zip(split(x, groups, 1), split(w, groups), strict=True)
-    y = concat(
-        [conv2d_op(part, kernels, None, stride=steps, padding=sides, dilation=gaps) for part, kernels in parts], 1
-    )
-    return y if bias is None else add(y, reshape(as_value(bias), (-1, 1, 1)))
+    in_groups = conv2d_groups if _whole.get() else _in_groups
+    return in_groups(x, w, bias, stride=steps, padding=sides, dilation=gaps, groups=groups)
 
 
 def check_groups(name: str, x: Value, w: Value, groups: int, further: Sequence[int] = ()) -> None:
@@ -291,6 +288,53 @@ def check_groups(name: str, x: Value, w: Value, groups: int, further: Sequence[i
     whole = isinstance(groups, (int, np.integer)) and not isinstance(groups, bool)
     if not whole or groups < 1 or x.shape[1] % groups or any(channels % groups for channels in further):
         raise shape_error(name, [x, w], f"groups={groups!r} do not divide the channels", "a divisor of both channels")
+
+
+_whole: ContextVar[bool] = ContextVar("gradloom_whole_groups", default=False)
+
+
+@contextmanager
+def whole_groups() -> Iterator[None]:
+    """Inside, conv2d with groups makes one node, conv2d_groups, for writers of files. It has no kernel."""
+    token = _whole.set(True)
+    try:
+        yield
+    finally:
+        _whole.reset(token)
+
+
+def _in_groups(x: Value, w: Value, bias: Any, stride: Shape, padding: Shape, dilation: Shape, groups: int) -> Value:
+    if x.shape[1] == groups and len(stride) == len(padding) == len(dilation) == 2:
+        return _depthwise(x, w, bias, stride, padding, dilation)
+    parts = zip(split(x, groups, 1), split(w, groups), strict=True)
+    made = [conv2d_op(part, k, None, stride=stride, padding=padding, dilation=dilation) for part, k in parts]
+    y = concat(made, 1)
+    return y if bias is None else add(y, reshape(as_value(bias), (-1, 1, 1)))
+
+
+def _group_samples(rng: np.random.Generator) -> list[Sample]:
+    shapes = (
+        ((2, 4, 7, 6), (6, 2, 3, 3), _how(padding=(1, 0))),
+        ((1, 3, 8, 9), (6, 1, 3, 2), _how((2, 1), (1, 1), (1, 2))),
+    )
+    return [
+        Sample((draw(rng, x), draw(rng, w), draw(rng, w[:1]) if i else None), how | {"groups": x[1] // w[1]})
+        for i, (x, w, how) in enumerate(shapes)
+    ]
+
+
+conv2d_groups: OpSpec = op(
+    "conv2d_groups", inputs="x w bias?", attrs=f"{WINDOW} groups:int",
+    doc="conv2d of channels in groups, in graphs that are written to files; else conv2d makes its composition",
+    dtypes="f32", composition=_in_groups, samples=_group_samples,
+    bad_samples=[
+        bad(
+            "conv2d: kernel [5, 5] does not fit into the padded image: f32[1,2,3,3], f32[2,1,5,5]; "
+            "need a smaller kernel or more padding",
+            (1, 2, 3, 3), (2, 1, 5, 5), groups=2,
+        ),
+    ],
+)  # fmt: skip
 
 
 def _depthwise(x: Value, w: Value, bias: Value | None, steps: Shape, sides: Shape, gaps: Shape) -> Value:

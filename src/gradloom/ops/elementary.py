@@ -23,7 +23,6 @@ from .elementwise import (
     mul,
     neg,
     np_erf,
-    power,
     scale,
     sin,
     sqrt,
@@ -54,6 +53,13 @@ erf: OpSpec = unary_op(
     "erf", "y = 2/sqrt(pi) * integral of e^(-t^2) from 0 to x",
     vjp=lambda g, x: [mul(g, scale(exp(neg(mul(x, x))), factor=2 / math.sqrt(math.pi)))], reference=np_erf,
     samples=unary(-4, 4, special=(0.0, -0.0, 1e-6, 1.0, -1.0, 10.0, -100.0, INF, -INF, NAN)),
+)  # fmt: skip
+exp2: OpSpec = unary_op(
+    "exp2", "y = 2^x, exact at whole numbers", vjp=lambda g, y: [mul(g, scale(y, factor=math.log(2)))],
+    reference=lambda x: np.exp2(x),
+    samples=unary(
+        -5, 5, special=(0.0, -0.0, 1e-40, 0.5, -0.5, 10.0, 127.0, 128.0, -126.0, -130.5, -149.0, -151.0, INF, -INF, NAN)
+    ),
 )  # fmt: skip
 log1p: OpSpec = unary_op(
     "log1p", "y = log(1 + x), exact near 0", vjp=lambda g, x: [div(g, scale(x, factor=1.0, bias=1.0))],
@@ -97,11 +103,6 @@ def reciprocal(x: Any) -> Value:
 def rsqrt(x: Any) -> Value:
     """1 / sqrt(x), of any shape. f32."""
     return div(1.0, sqrt(as_value(x)))
-
-
-def exp2(x: Any) -> Value:
-    """2^x, of any shape. f32."""
-    return power(2.0, x)
 
 
 def log2(x: Any) -> Value:

@@ -85,6 +85,8 @@ BATCHED = (
     ((2, 3, 5), (2, 5, 4)), ((2, 3, 5), (5, 4)), ((3, 5), (4, 5, 2)), ((2, 1, 3, 5), (4, 5, 6)),
     ((3, 1, 7, 9), (1, 2, 9, 5)),
 )  # fmt: skip
+# Few rows, and neighbours of the right operand along k; k of several blocks.
+LOW_SIZES = (((5, 40), (40, 13)), ((20, 40), (40, 50)), ((64, 33), (33, 131)), ((37, 1100), (1100, 70)))
 LARGE_SIZES = (((200, 150), (150, 230)), ((257, 129), (129, 65)), ((500, 784), (784, 10)))
 
 
@@ -125,8 +127,12 @@ def _rounded_operands(rng: np.random.Generator, few: bool = False) -> list[tuple
     return [(x.astype(bf16.numpy), y) for x, y in pairs]
 
 
+def _low_operands(rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(draw(rng, a), narrow_operand(rng, f32, b, True)) for a, b in LOW_SIZES]
+
+
 def _samples(rng: np.random.Generator) -> list[Sample]:
-    samples = [Sample(pair) for pair in (*_narrow_operands(rng), *_rounded_operands(rng))]
+    samples = [Sample(pair) for pair in (*_narrow_operands(rng), *_rounded_operands(rng), *_low_operands(rng))]
     return samples + [Sample((draw(rng, a), draw(rng, b))) for a, b in (*SIZES, *BATCHED, *LARGE_SIZES)]
 
 
@@ -141,6 +147,9 @@ def _act_samples(rng: np.random.Generator) -> list[Sample]:
     for i, (x, y) in enumerate(_rounded_operands(rng, few=True)):
         bias = draw(rng, y.shape[-1:]) if i % 3 else None
         samples.append(Sample((x, y, bias), {"act": "relu" if i % 2 else "none"}))
+    for i, (x, y) in enumerate(_low_operands(rng)):
+        bias = draw(rng, y.shape[-1:]) if i % 3 else None
+        samples.append(Sample((x, y, bias), {"act": "relu" if i % 2 else "none"}))
     x, y = draw(rng, (40, 30)), draw(rng, (30, 50))
     return [*samples, Sample((x, y, None), {"act": "relu"}), Sample((x, y, draw(rng, (50,))), {"act": "none"})]
 
@@ -148,7 +157,7 @@ def _act_samples(rng: np.random.Generator) -> list[Sample]:
 def _relu_back_samples(rng: np.random.Generator) -> list[Sample]:
     operands = [(x, y) for x, y in _narrow_operands(rng, few=True)]
     operands += [(draw(rng, a), draw(rng, b)) for a, b in (*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)]
-    operands += _rounded_operands(rng, few=True)
+    operands += [*_rounded_operands(rng, few=True), *_low_operands(rng)]
     return [Sample((x, y, draw(rng, _out(x.shape, y.shape), avoid=(0,)))) for x, y in operands]
 
 

@@ -15,6 +15,7 @@ from . import (  # noqa: F401
     pool,
     quant,
     random,
+    recurrent,
     reduce,
     rope,
     scan,

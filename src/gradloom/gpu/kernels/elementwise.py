@@ -14,6 +14,7 @@ UNARY = {
     "sqr": "x * x",
     "sqrt": "root(x)",
     "exp": "exp_(x)",
+    "exp2": "exp2_(x)",
     "expm1": "expm1_(x)",
     "log": "log_(x)",
     "log1p": "log1p_(x)",

@@ -21,6 +21,20 @@ fn exp_(x: f32) -> f32 {
   return scale_pow2(fma(r * r, q, r) + 1.0, i32(n));
 }
 
+fn exp2_(x: f32) -> f32 {
+  if (is_nan(x)) { return x; }
+  if (bitcast<u32>(x) == 0x7f800000u || x >= 128.0) { return infinity(); }
+  if (x < -151.0) { return 0.0; }
+  let n = round(x);
+  let r = (x - n) * 6.93147182e-1;  // 0 at whole numbers
+  var q = 1.382064307e-3;
+  q = fma(q, r, 8.369827643e-3);
+  q = fma(q, r, 4.166829959e-2);
+  q = fma(q, r, 1.666651219e-1);
+  q = fma(q, r, 4.999999404e-1);
+  return scale_pow2(fma(r * r, q, r) + 1.0, i32(n));
+}
+
 fn expm1_(x: f32) -> f32 {
   if (is_nan(x)) { return x; }
   if (bitcast<u32>(x) == 0x7f800000u || x > 88.8) { return infinity(); }
