@@ -19,7 +19,7 @@ copyright = "the authors of gradloom"
 version = release = getattr(gradloom, "__version__", "")
 extensions = ["myst_parser", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["**/.*", "package.md"]  # the description in package indexes
+exclude_patterns = ["**/.*", "package.md", "names/*"]  # the description in package indexes; parts of the reference
 master_doc = "index"
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4

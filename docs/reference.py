@@ -2,12 +2,16 @@
 
 python docs/reference.py FOLDER     writes a page for each namespace; docs/conf.py does so before a build
 
+docs/names/ has an example for each name: files SPACE.md or SPACE-PART.md (gl.ops-math.md), with a section "## name" each, whose
+blocks tests/docs/test_pages.py executes.
+
 A docstring is plain text: paragraphs, tables of arguments ("name    text", continued by deeper lines), and indented
 code. Names in backticks stay; everything else is escaped.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -20,6 +24,8 @@ import gradloom as gl
 from gradloom.graph.opspec import REGISTRY, OpSpec
 from gradloom.ops import shape_pictures
 from gradloom.ops.table import attribute_text, gradient_text
+
+NAMES = Path(__file__).parent / "names"
 
 # Names of `gl` itself by subject, in the order of the page.
 SECTIONS = {
@@ -60,6 +66,19 @@ def namespaces() -> dict[str, dict[str, list[str]]]:
         value = getattr(gl, name)
         if isinstance(value, ModuleType):
             found[f"gl.{name}"] = dict(_kinds(value))
+    return found
+
+
+@functools.cache
+def examples(space: str) -> dict[str, str]:
+    """Name -> Markdown of its example: the blocks of its section in docs/names/."""
+    found = {}
+    for page in sorted(NAMES.glob("*.md")):
+        if page.stem.partition("-")[0] != space:
+            continue
+        for part in re.split(r"^## ", page.read_text(), flags=re.M)[1:]:
+            name, _, body = part.partition("\n")
+            found[name.strip()] = re.sub(r"^<!-- .*?-->\n", "", body, flags=re.M | re.S).strip()
     return found
 
 
@@ -136,13 +155,14 @@ def _facts(op: OpSpec) -> str:
 
 def _entry(space: str, name: str, value: Any) -> str:
     """A class or function as a directive of Sphinx's Python domain, so that search and index find it."""
+    example = examples(space).get(name, "")
     if isinstance(value, type):
-        return _directive("class", f"{space}.{name}{_signature(value)}", _class_body(value))
+        return _directive("class", f"{space}.{name}{_signature(value)}", _class_body(value, example))
     if isinstance(value, OpSpec):
         return _directive(
             "function",
             f"{space}.{name}({', '.join(_op_arguments(value))})",
-            f"{_markdown(value.doc)}\n\n{_facts(value)}",
+            f"{_markdown(value.doc)}\n\n{_facts(value)}\n\n{example}",
         )
     if callable(value):
         body = _markdown(inspect.getdoc(value) or "")
@@ -150,8 +170,8 @@ def _entry(space: str, name: str, value: Any) -> str:
             body += (
                 f"\n\nThe op `{name}`: {_escaped(REGISTRY[name].doc.partition(chr(10))[0])}\n\n{_facts(REGISTRY[name])}"
             )
-        return _directive("function", f"{space}.{name}{_signature(value)}", body)
-    return _directive("data", f"{space}.{name}", _markdown(inspect.getdoc(value) or str(value)))
+        return _directive("function", f"{space}.{name}{_signature(value)}", f"{body}\n\n{example}")
+    return _directive("data", f"{space}.{name}", f"{_markdown(inspect.getdoc(value) or str(value))}\n\n{example}")
 
 
 def _op_arguments(op: OpSpec) -> list[str]:
@@ -160,8 +180,8 @@ def _op_arguments(op: OpSpec) -> list[str]:
     return inputs + required + [f"{a.name}={a.default!r}" for a in op.attrs if a.name not in required]
 
 
-def _class_body(value: type) -> str:
-    parts = [_markdown(inspect.getdoc(value) or "")]
+def _class_body(value: type, example: str) -> str:
+    parts = [_markdown(inspect.getdoc(value) or ""), example]
     for name, member in sorted(vars(value).items()):
         if name.startswith("_") or not inspect.getdoc(member) or getattr(member, "__doc__", None) is None:
             continue
