@@ -2,7 +2,7 @@
 
 python docs/reference.py FOLDER     writes a page for each namespace; docs/conf.py does so before a build
 
-docs/names/ has an example for each name: files SPACE.md or SPACE-PART.md (gl.ops-math.md), with a section "## name" each, whose
+docs/names/ has an example for each name: files SPACE-PART.md (gl.ops-math.md) with a section "## name" for each, whose
 blocks tests/docs/test_pages.py executes.
 
 A docstring is plain text: paragraphs, tables of arguments ("name    text", continued by deeper lines), and indented
