@@ -13,6 +13,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.graph.opspec import REGISTRY
+from tests import pages
 from tests.scripts import ROOT, script
 
 
@@ -35,6 +36,16 @@ def test_every_entry_has_a_text(reference: ModuleType) -> None:
     text = "\n".join(reference.pages().values())
     empty = re.findall(r"\{py:(?:class|function|data)\} (\S+).*\n\n```+\n", text)
     assert not empty
+
+
+def test_every_public_name_has_an_example(reference: ModuleType) -> None:
+    """And every example a name. Their blocks are executed by test_pages.py."""
+    for space, sections in reference.namespaces().items():
+        found = reference.examples(space)
+        assert sorted(found) == sorted(name for names in sections.values() for name in names), space
+        assert not [name for name, text in found.items() if not pages.blocks(text)], space
+    spaces = {page.stem.partition("-")[0] for page in reference.NAMES.glob("*.md")}
+    assert spaces == set(reference.namespaces())
 
 
 def test_every_op_has_formula_gradient_and_shapes(reference: ModuleType) -> None:
