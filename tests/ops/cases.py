@@ -36,12 +36,9 @@ def sampled_ops() -> list[OpSpec]:
     return [spec for spec in REGISTRY.values() if spec.samples is not None]
 
 
-WRITTEN = {"conv2d_groups"}  # in graphs that are written to files alone: nothing runs them
-
-
 def kernel_ops() -> list[OpSpec]:
-    """Ops that run: no leaves, no views."""
-    return [spec for spec in sampled_ops() if not spec.leaf and spec.view is None and spec.name not in WRITTEN]
+    """Ops that run: no leaves, no views, no ops of files."""
+    return [spec for spec in sampled_ops() if not spec.leaf and spec.view is None and not spec.written]
 
 
 @functools.cache

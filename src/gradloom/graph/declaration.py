@@ -248,6 +248,7 @@ class Declaration:
     samples           rng -> samples that every test is generated from; no_samples="why there are none"
     bad_samples       calls that the op refuses, with their messages
     leaf              has no kernel: its bytes come from outside
+    written           stands in graphs that are written to files alone (ONNX): nothing executes it, it has no kernel
     guard             may stop the run; every update comes after it
     python            computed by the Python function in the attribute `call` (graph/calls.py); it may raise, so every
                       update comes after it
@@ -282,6 +283,7 @@ class Declaration:
     no_samples: str | None = None
     bad_samples: Sequence[BadSample] = ()
     leaf: bool = False
+    written: bool = False
     guard: bool = False
     python: bool = False
     foldable: bool = True

@@ -326,7 +326,7 @@ def _group_samples(rng: np.random.Generator) -> list[Sample]:
 conv2d_groups: OpSpec = op(
     "conv2d_groups", inputs="x w bias?", attrs=f"{WINDOW} groups:int",
     doc="conv2d of channels in groups, in graphs that are written to files; else conv2d makes its composition",
-    dtypes="f32", composition=_in_groups, samples=_group_samples,
+    dtypes="f32", composition=_in_groups, samples=_group_samples, written=True,
     bad_samples=[
         bad(
             "conv2d: kernel [5, 5] does not fit into the padded image: f32[1,2,3,3], f32[2,1,5,5]; "

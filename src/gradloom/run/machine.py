@@ -158,7 +158,7 @@ def self_check(isa: str | None = None, threads: int = 2) -> SelfCheck:
     own = {row for row in _core.kernels(chosen, own=True) if row[0] in REGISTRY}
     checked, skipped, missing, failed, worst = 0, [], [], [], (0.0, "")
     for spec in REGISTRY.values():
-        if spec.leaf or spec.view is not None or spec.samples is None:
+        if spec.leaf or spec.written or spec.view is not None or spec.samples is None:
             continue
         if spec.name not in have:
             missing.append(spec.name)
