@@ -181,8 +181,8 @@ def test_more_epochs_are_another_schedule(capsys, tmp_path):
     assert code == 0 and ended in err, err
     code, _, err = run(capsys, "fit", "--out", out, "--resume", "--epochs", 2)
     why = (
-        f"(0.002, steps={steps}, final=0.0): --epochs changes the {steps} steps to {2 * steps}, and the schedule of the "
-        "learning rate spans all of them; need the same, or --overwrite (overwrite=True) to start anew\n"
+        f"(0.002, steps={steps}, final=0.0): --epochs changes the {steps} steps to {2 * steps}, and the schedule of "
+        "the learning rate spans all of them; need the same, or --overwrite (overwrite=True) to start anew\n"
     )
     assert code == 2 and err.endswith(why), err
 
