@@ -534,6 +534,7 @@ multiply: use gl.ops.mul(x, y)
 divide: use gl.ops.div(x, y)
 power: use gl.ops.pow(x, number)
 negative: use gl.ops.neg(x)
+absolute: use gl.ops.abs(x)
 sign: use gl.ops.sgn(x)
 mod: use gl.ops.remainder(x, y), or x % y
 fmod: use x - y * gl.ops.trunc(x / y)
