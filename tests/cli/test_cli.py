@@ -89,8 +89,8 @@ def test_version_and_module():
         ),
         (
             ["fit", "x.csv", "--metric", "f1"],
-            "gradloom: --metric f1: must be accuracy or balanced_accuracy or f1_macro or roc_auc or log_loss or brier or "
-            "rmse or mae or r2; did you mean f1_macro?\n",
+            "gradloom: --metric f1: must be accuracy or balanced_accuracy or f1_macro or roc_auc or log_loss or brier "
+            "or rmse or mae or r2; did you mean f1_macro?\n",
         ),
         (["fit", "x.csv"], "gradloom: x.csv: no such file or folder"),
         (["predict", "m.safetensors", "x.csv"], "gradloom: m.safetensors: no such file or directory"),

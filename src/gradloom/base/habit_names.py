@@ -801,6 +801,9 @@ lora_alpha: use adapter.alpha
 target_modules: use adapter.targets
 merge: use gl.llm.merge(model_path, adapter_path, out_path)
 from_pretrained: use gl.llm.LoRA.load(path, model)
+[llm.Perplexity]
+loss val_loss eval_loss mean_loss: use result.nll, in nats for each token
+ppl: use result.perplexity
 [llm.Run]
 evaluate: use gl.llm.evaluate(model, data, run.adapter)
 save_model save_pretrained: use run.save(path)
