@@ -535,6 +535,7 @@ CLASSES: dict[str, type] = {
     "train.Trainer": gl.Trainer, "train.Result": gl.Result, "llm.Model": gl.llm.Model, "llm.LoRA": gl.llm.LoRA,
     "llm.Tokenizer": gl.llm.Tokenizer, "llm.Run": gl.llm.Run, "data.Dataset": gl.data.Dataset,
     "sklearn._Perceptron": gl.sklearn.Classifier, "tables.Model": gl.train.Model,
+    "llm.Perplexity": gl.llm.Perplexity,
 }  # fmt: skip
 
 

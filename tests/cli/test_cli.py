@@ -87,6 +87,11 @@ def test_version_and_module():
             ["fit", "x.csv", "--task", "guess"],
             "gradloom: --task guess: must be classification or regression",
         ),
+        (
+            ["fit", "x.csv", "--metric", "f1"],
+            "gradloom: --metric f1: must be accuracy or balanced_accuracy or f1_macro or roc_auc or log_loss or brier "
+            "or rmse or mae or r2; did you mean f1_macro?\n",
+        ),
         (["fit", "x.csv"], "gradloom: x.csv: no such file or folder"),
         (["predict", "m.safetensors", "x.csv"], "gradloom: m.safetensors: no such file or directory"),
         (["predict", "m", "x.csv"], "gradloom: m: no such file or folder"),

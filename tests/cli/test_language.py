@@ -159,7 +159,7 @@ def test_every_kind_of_data(capsys, tmp_path, path, rows, options):
         (["--train-dtype", "bf16"], "--train-dtype bf16: must be f32"),
         (["--loss-on", "user"], "--loss-on user: must be assistant or all"),
         (["--out", "a.bin"], "--out a.bin: must be FILE.gguf (for llama.cpp) or a folder (for PEFT)"),
-        (["--method", "full", "--out", "folder"], "--out folder: must be FILE.gguf"),
+        (["--method", "full", "--out", "folder"], "--out folder: must be FILE.gguf, as which a full fine-tuning is"),
         (["--finesse"], "No such option: --finesse; see gradloom finetune --help"),
         (["--method", "full", "--rank", "4"], "--rank 4 requires --method lora"),
         (["--method", "full", "--rslora"], "--rslora requires --method lora"),

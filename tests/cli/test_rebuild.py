@@ -248,6 +248,15 @@ def test_what_cannot_be_rebuilt_is_refused_in_a_line(capsys, tmp_path):
     assert not list(tmp_path.glob("*.capsule"))
 
 
+@pytest.mark.parametrize("command", [("rebuild", "--step", 1), ("capsule", "--step", 1), ("rerun",)])
+def test_a_run_from_python_has_no_settings(capsys, tmp_path, command):
+    net, folder = gl.nn.Linear(4, 3), tmp_path / "run"
+    gl.fit(net, (np.eye(4, dtype=np.float32), [0, 1, 2, 0]), epochs=1, run=folder, progress=False)
+    code, _, err = run(capsys, command[0], folder, *command[1:])
+    seen = f"gradloom: {folder}: is a run of a Python program, without a settings.toml; run the program again, or save "
+    assert code == 2 and err == f"{seen}its compiled programs with gl.capsule\n"
+
+
 def test_a_damaged_checkpoint_is_passed_over(capsys, tmp_path):
     folder = tmp_path / "run"
     assert run(capsys, "fit", flowers(tmp_path / "t.csv"), "--out", folder, *FIT)[0] == 0

@@ -209,7 +209,7 @@ def test_what_may_change_the_bits_is_said(capsys, tmp_path, change, says):
 @pytest.mark.parametrize(
     "text, says",
     [
-        (None, "settings.toml: no such file; need the folder of a run of this version"),
+        (None, "settings.toml: no such file; need the folder of a run, which has its settings.toml"),
         ("epochs = 3\n", "has no table [run]"),
         ("[run]\ncommand = 'predict'\n", "is of the command 'predict'"),
         ("run = 3\n", "is of the command None"),

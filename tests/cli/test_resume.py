@@ -171,6 +171,22 @@ def test_an_option_that_differs_is_named_and_nothing_that_follows_from_it(capsys
     assert run(capsys, "fit", "--out", out, "--resume", "--target", "y", "--epochs", 40)[0] == 0  # says the same
 
 
+def test_more_epochs_are_another_schedule(capsys, tmp_path):
+    """The note of a finished run does not promise what the cosine over all steps excludes."""
+    out = tmp_path / "out"
+    assert run(capsys, "fit", flowers(tmp_path / "t.csv"), "--hidden", 8, "--epochs", 1, "--out", out)[0] == 0
+    steps = read_run(out)["step"]
+    code, _, err = run(capsys, "fit", "--out", out, "--resume")
+    ended = f"finished, after {steps} steps; the schedule of its learning rate ends here: more epochs are another run\n"
+    assert code == 0 and ended in err, err
+    code, _, err = run(capsys, "fit", "--out", out, "--resume", "--epochs", 2)
+    why = (
+        f"(0.002, steps={steps}, final=0.0): --epochs changes the {steps} steps to {2 * steps}, and the schedule of "
+        "the learning rate spans all of them; need the same, or --overwrite (overwrite=True) to start anew\n"
+    )
+    assert code == 2 and err.endswith(why), err
+
+
 def test_nothing_to_resume_starts_anew_and_says_so(capsys, tmp_path):
     data = flowers(tmp_path / "t.csv")
     code, _, err = run(capsys, "fit", data, "--epochs", 2, "--out", tmp_path / "a", "--resume")

@@ -111,12 +111,16 @@ def test_stop_after(capsys, tmp_path, language, whole):  # noqa: F811
         code, _, err = run(capsys, "finetune", "--resume", *options, *more)
         last = err.splitlines()[-1]
         assert code == 2 and "cannot be resumed: " in last and said in last, err
-        assert last.endswith("; need the same, or --overwrite (overwrite=True) to start anew"), last
+        assert "; need the same, or --overwrite (overwrite=True) to start anew" in last, last
+        longer = "--epochs or --steps changes the 400 steps to "
+        assert (longer in last and last.endswith("(--lora FILE; in Python continue_from=)")) == (more[0] == "--epochs")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert run(capsys, "finetune", "--run", folder, "--resume", "--keep", 1, "--threads", 2)[0] == 0
     assert out.read_bytes() == whole.read_bytes() and len(list(folder.glob("checkpoints/*.json"))) <= 2
     out.unlink()  # it was not written, or lost: the run has it
-    assert run(capsys, "finetune", *options, "--resume")[0] == 0 and out.read_bytes() == whole.read_bytes()
+    code, _, err = run(capsys, "finetune", *options, "--resume")
+    assert code == 0 and out.read_bytes() == whole.read_bytes()
+    assert "this run has finished" in err and "more epochs are another run" in err
     assert run(capsys, "rerun", folder, "--out", tmp_path / "b.gguf")[0] == 0
     same(tmp_path / "b.gguf", whole)
 

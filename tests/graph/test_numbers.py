@@ -154,3 +154,46 @@ def test_infinite_numbers_and_nan_stay():
         np.testing.assert_array_equal(make(numbers).numpy(), numbers.astype(np.float32))
     np.testing.assert_array_equal(gl.compile(gl.constant(numbers))()[0], numbers.astype(np.float32))
     assert np.isinf(gl.tensor(np.inf).numpy()) and gl.tensor(3.4028235e38).numpy() == np.finfo(np.float32).max
+
+
+@pytest.mark.parametrize("call, use", [
+    (lambda x: np.abs(x), "np.absolute takes no graph value (f32[3,2]); use gl.ops.abs(x)"),
+    (lambda x: np.sign(x), "np.sign takes no graph value (f32[3,2]); use gl.ops.sgn(x)"),
+    (lambda x: np.exp(x), "np.exp takes no graph value (f32[3,2]); use gl.ops.exp"),
+    (lambda x: np.mean(x), "np.mean takes no graph value (f32[3,2]); use gl.ops.mean"),
+    (lambda x: np.max(x, axis=1), "np.max takes no graph value (f32[3,2]); use gl.ops.max"),
+    (lambda x: np.where(x > 0, x, 0), "np.where takes no graph value (u8[3,2]); use gl.ops.where"),
+    (lambda x: np.stack([x, x]), "np.stack takes no graph value (f32[3,2]); use gl.ops.stack"),
+    (lambda x: np.median(x), "np.median takes no graph value (f32[3,2]); use the functions of gl.ops"),
+    (lambda x: np.add.reduce(x), "np.add takes no graph value (f32[3,2]); use gl.ops.add"),
+])  # fmt: skip
+def test_functions_of_numpy_name_the_op(call, use):
+    with pytest.raises(gl.DTypeError) as error:
+        call(gl.input("x", (3, 2)))
+    assert str(error.value).endswith(f": {use}")
+
+
+def test_parameters_have_numbers_and_no_elementwise_functions_of_numpy():
+    w = gl.parameter(np.ones((3, 2)), name="w")
+    with pytest.raises(gl.DTypeError, match=r"w at .*np.exp takes no graph value \(f32\[3,2\]\); use gl.ops.exp"):
+        np.exp(w)  # it would lose the gradient
+    assert np.asarray(w).sum() == 6 and np.concatenate([w, w]).shape == (6, 2) and (np.ones(2) * w).shape == (3, 2)
+
+
+def test_arrays_in_expressions():
+    """array * value is an op; the functions of shapes take values, and those of numbers tensors."""
+    x, array = gl.input("x", (3, 2)), np.full((3, 2), 2.0, np.float32)
+    given, w = np.arange(6, dtype=np.float32).reshape(3, 2) - 2, np.ones((4, 3), np.float32)
+    found = gl.compile([
+        array * x, array + x, array - x, array / (x + 9), array < x, array == x, w @ x, np.float32(3) * x, array**x,
+        (array > 0) & (x > 0), array % (x + 9),
+    ])(x=given)  # fmt: skip
+    want = [
+        array * given, array + given, array - given, array / (given + 9), array < given, array == given, w @ given,
+        3 * given, array**given, (array > 0) & (given > 0), array % (given + 9),
+    ]  # fmt: skip
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    assert np.shape(x) == (3, 2) and np.ndim(x) == 2 and np.size(x) == 6 and np.transpose(x).shape == (2, 3)
+    tensor = gl.tensor(given)
+    assert type(array * tensor) is type(tensor) and type(np.exp(tensor)) is type(np.add(array, tensor)) is np.ndarray

@@ -173,3 +173,12 @@ def test_a_file_that_changes_later_is_noticed(whole: dict[int, Path], tmp_path: 
         file.write(b"\0\0\0\0")
     with pytest.raises(FileError, match=r"model.safetensors: has changed since it was opened"):
         model.file.check()
+
+
+@pytest.mark.parametrize("name", ["someone/tiny-135M", "tiny-1.7B"])
+def test_a_name_is_no_place_to_download_from(name: str) -> None:
+    need = rf"^{re.escape(name)}: no such file or directory; gradloom downloads nothing: download the model first, and "
+    with pytest.raises(FileError, match=f"{need}give its folder"):
+        llm.load(name)
+    with pytest.raises(FileError, match=r"^none\.gguf: no such file or directory$"):
+        llm.load("none.gguf")

@@ -104,3 +104,9 @@ def test_full_training_leaves_the_model_as_it_was(tmp_path):
     run.save(tmp_path / "trained.gguf")
     assert after < before - 0.01
     assert abs(gl.llm.evaluate(tmp_path / "trained.gguf", data, threads=1).nll - after) < 1e-5
+
+
+def test_the_loss_of_a_text_is_called_nll() -> None:
+    found = gl.llm.Perplexity(2.0, 0.1, 0.69, 0.05, 10, 1, 0.5)
+    with pytest.raises(AttributeError, match="no attribute 'loss'; use result.nll, in nats for each token"):
+        found.loss  # noqa: B018

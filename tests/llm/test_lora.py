@@ -238,7 +238,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="there are no trained tensors yet"):
         own.save(tmp_path / "m.gguf")
     own.bind(model)
-    with pytest.raises(SettingError, match="the file of a model must be named FILE.gguf"):
+    with pytest.raises(SettingError, match="must be FILE.gguf, as which a fully fine-tuned model is written"):
         own.save(tmp_path / "m")
     with pytest.raises(FileError, match="is an adapter for architecture 'llama'"):
         trained(model).save(tmp_path / "a.gguf")

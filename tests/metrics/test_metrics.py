@@ -112,6 +112,17 @@ def test_a_bootstrap_of_a_named_metric():
     assert 0.01 < found["f1_unc"] < 0.2 and "roc_auc_unc" not in found
 
 
+def test_errors_name_the_k_of_top_k():
+    top = gl.metrics.TopK(k=2)
+    with pytest.raises(gl.SettingError, match="metrics: 'top_2' requires a loss of exclusive classes; not bce"):
+        gl.evaluate(net(1), (X, BITS), loss="bce", metrics=[top])
+    need = r"top_2: the outputs are a ndarray; need .*metrics=\[gl.metrics.TopK\(k=2\)\]\) measures it on data"
+    with pytest.raises(gl.DataError, match=need):
+        top(X, BITS)
+    with pytest.raises(gl.DataError, match=r"metrics=\['mae'\]\) measures it on data"):
+        gl.metrics.MAE()(X, BITS)
+
+
 def test_top_k_and_perplexity_of_sequences():
     """Each label counts once, times the weight of its row; -100 does not."""
     tokens = RNG.integers(0, 6, (20, 5)).astype(np.int32)

@@ -338,3 +338,22 @@ def test_many_layers_are_refused():
     relu = {"layer": "ReLU"}
     with pytest.raises(GradloomError, match="more than 4,096 layers"):
         build(Described({"net": {"layer": "Sequential", "layers": [relu] * 4097}}, "net"), {})
+
+
+MORE = [
+    nn.LSTM(3, 4), nn.LSTM(3, 4, 2, proj_size=2), nn.GRU(3, 4, bidirectional=True), nn.RNN(3, 4, nonlinearity="relu"),
+    nn.TransformerDecoderLayer(8, 2), nn.MemberLinear(2, 3, 4), nn.Periodic(3, [0, 2]), nn.Embedding(3, 4),
+]  # fmt: skip
+
+
+def test_the_text_of_a_layer_is_python_code_that_makes_it():
+    """Of each layer whose arguments are plain values; others hold modules or arrays."""
+    names = {name: getattr(nn, name) for name in nn.__all__}
+    layers = [layer for make, _ in NETS.values() for layer in make().modules()] + MORE
+    texts = {repr(layer): layer for layer in layers if "\n" not in repr(layer)}
+    for text, layer in texts.items():
+        made = eval(text, names)
+        assert type(made) is type(layer) and repr(made) == text and made.arguments() == layer.arguments()
+    kinds = {name for name, kind in names.items() if isinstance(kind, type)}
+    held = {"Ensemble", "HiddenDropout", "Module", "ModuleDict", "ModuleList", "Residual", "Standardize"}
+    assert {type(layer).__name__ for layer in texts.values()} == kinds - held

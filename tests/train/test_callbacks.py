@@ -222,7 +222,8 @@ def test_a_monitor_that_is_not_measured_is_refused_before_anything_is_trained(wh
         model, heard = net(), Heard()
         labels = np.eye(3, dtype=np.float32)[Y] if options.get("loss") == "mse" else Y
         before = model.state_dict()
-        with pytest.raises(gl.SettingError, match=f"monitor='{name}' is not measured"):
+        seen = "requires validation rows: val_split" if name == "val_loss" else "is not measured"
+        with pytest.raises(gl.SettingError, match=f"monitor='{name}' {seen}"):
             stop = EarlyStopping(monitor=name)
             fit(model, (X, labels), callbacks=[heard, *[stop] * (where == "callbacks")],
                 on_epoch=stop if where == "on_epoch" else None, run=tmp_path / "run", **options)  # fmt: skip

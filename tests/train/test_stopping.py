@@ -204,3 +204,30 @@ def test_ranks_stop_together():
         w.join()
     assert len(found) == 2 and found[0][0] == found[1][0] < 30 and found[0][2] == found[1][2]
     assert same(found[0][1], found[1][1])
+
+
+def mine(outputs, labels):
+    return gl.ops.max(outputs, axes=1)
+
+
+@pytest.mark.parametrize("monitor, metrics, mode, is_noted", [
+    ("val_mine", {"mine": mine}, "min", True), ("mine", {"mine": gl.train.Metric(mine, train=True)}, "min", True),
+    ("val_my_error", {"my_error": mine}, "min", False), ("val_my_recall", {"my_recall": mine}, "max", False),
+    ("val_f1_macro", {"f1_macro": gl.metrics.F1(average="macro")}, "max", False), ("val_ece", ["ece"], "min", False),
+    ("val_top_2", [gl.metrics.TopK(k=2)], "max", False), ("val_loss", None, "min", False),
+])  # fmt: skip
+def test_the_direction_of_a_number(monitor, metrics, mode, is_noted, caplog):
+    stop = EarlyStopping(patience=3, monitor=monitor)
+    fit(net(), epochs=2, val_split=0.2, metrics=metrics, callbacks=[stop])
+    note = f"monitor='{monitor}' is assumed to improve when it falls; mode='max' or mode='min' states the direction"
+    assert stop.mode == mode and (note in caplog.text) == is_noted
+    caplog.clear()
+    fit(net(), epochs=2, val_split=0.2, metrics=metrics, callbacks=[EarlyStopping(3, monitor=monitor, mode="max")])
+    assert "is assumed" not in caplog.text
+
+
+@pytest.mark.parametrize("monitor", ["val_loss", "val_accuracy", "val_f1"])
+def test_a_number_of_validation_requires_its_rows(monitor):
+    need = f"monitor='{monitor}' requires validation rows: val_split above 0, or val"
+    with pytest.raises(gl.SettingError, match=need):
+        fit(net(), callbacks=[EarlyStopping(monitor=monitor)])

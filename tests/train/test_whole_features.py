@@ -148,3 +148,42 @@ def test_ops_of_floats_take_whole_numbers(kind: str) -> None:
         np.testing.assert_allclose(build(gl.tensor(array, kind)).numpy(), want)
     with pytest.raises(gl.DTypeError):  # ids of one kind are not moved as floats
         ops.concat([x, x])
+
+
+class _Mixed(gl.nn.Module):
+    """An embedding of ids, beside a convolution of pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.conv, self.last = gl.nn.Embedding(7, 4), gl.nn.Conv2d(1, 2, 3), gl.nn.Linear(12, 3)
+
+    def forward(self, ids: Any, pixels: Any) -> Any:
+        return self.last(gl.ops.concat([self.rows(ids), gl.ops.reshape(self.conv(pixels), (-1, 8))], axis=1))
+
+
+@pytest.mark.parametrize("kind", ["u1", "i1", "u2", "i2", ">i2", "u4", ">i4", "i8", "u8", ">u8"])
+def test_ids_of_any_width_are_those_of_i32(kind: str) -> None:
+    """In fit, evaluate and predict, and beside pixels, which stay numbers."""
+    rng = np.random.default_rng(0)
+    ids, pixels, y = rng.integers(0, 7, 20), rng.integers(0, 9, (20, 1, 4, 4)).astype("u1"), rng.integers(0, 3, 20)
+
+    def results(kind: str) -> list[Any]:
+        found: list[Any] = []
+        plain = gl.nn.Sequential(gl.nn.Embedding(7, 4), gl.nn.Linear(4, 3)).init(0)
+        for net, x in ((plain, ids.astype(kind)), (_Mixed().init(0), (ids.astype(kind), pixels))):
+            found.append(gl.fit(net, (x, y), epochs=1, progress=False)[-1].train.loss)
+            found.append(gl.fit(net, [(x, y)], epochs=1, progress=False)[-1].train.loss)
+            found += [gl.evaluate(net, (x, y)).loss, gl.predict(net, x).tolist()]
+            found.append(gl.Trainer(net, "cross_entropy").step(x, y).loss)
+        return found
+
+    assert results(kind) == results("i4")
+
+
+def test_small_numbers_that_are_no_ids() -> None:
+    """The error is that of the data as they are."""
+    net = gl.nn.Sequential(gl.nn.Embedding(7, 4), gl.nn.Linear(4, 3))
+    with pytest.raises(gl.DTypeError, match="get_rows: dtype f32"):
+        gl.predict(net, np.zeros((4, 3), np.float32))
+    with pytest.raises(gl.DataError, match="200"):
+        gl.predict(net, np.array([[200, 1]], np.uint8))

@@ -534,6 +534,7 @@ multiply: use gl.ops.mul(x, y)
 divide: use gl.ops.div(x, y)
 power: use gl.ops.pow(x, number)
 negative: use gl.ops.neg(x)
+absolute: use gl.ops.abs(x)
 sign: use gl.ops.sgn(x)
 mod: use gl.ops.remainder(x, y), or x % y
 fmod: use x - y * gl.ops.trunc(x / y)
@@ -800,6 +801,9 @@ lora_alpha: use adapter.alpha
 target_modules: use adapter.targets
 merge: use gl.llm.merge(model_path, adapter_path, out_path)
 from_pretrained: use gl.llm.LoRA.load(path, model)
+[llm.Perplexity]
+loss val_loss eval_loss mean_loss: use result.nll, in nats for each token
+ppl: use result.perplexity
 [llm.Run]
 evaluate: use gl.llm.evaluate(model, data, run.adapter)
 save_model save_pretrained: use run.save(path)

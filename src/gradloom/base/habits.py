@@ -137,6 +137,15 @@ def hint_ops(kind: type[AttributeHints], names: Iterable[str]) -> None:
     hint_attributes(kind, {name: f"use gl.ops.{name}(x)" for name in names})
 
 
+def numpy_hint(name: str) -> str:
+    """The op in place of a function of NumPy of this name."""
+    from .habit_names import NAMES
+
+    text = NAMES.get(name, "")
+    known = _public(sys.modules.get("gradloom.ops"))
+    return text if "gl.ops" in text else f"use gl.ops.{name}" if name in known else "use the functions of gl.ops"
+
+
 def _static(kind: type, name: str) -> Any:
     """What a class holds under a name, not bound."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)

@@ -28,7 +28,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from .arguments import as_bool, f32_hint
+from .arguments import as_bool, f32_hint, nearest
 from .errors import SettingError
 from .interval import Interval as Every
 
@@ -214,6 +214,7 @@ def need_of(kind: Any, value: Any = None) -> str:
         need = needs[0] if needs else need_of(parts[0])
     elif origin is Literal:
         need = " or ".join(str(part).lower() if isinstance(part, bool) else str(part) for part in parts)
+        need += _word_hint(value, [part for part in parts if isinstance(part, str)])
     elif origin is list:
         need = f"a list, each of it {need_of(parts[0])}"
     elif origin is dict:
@@ -224,6 +225,14 @@ def need_of(kind: Any, value: Any = None) -> str:
         need = _WORDS.get(kind, "a table")
     large = isinstance(value, int) and value >= 1 << 63
     return f"{need}{', below 2**63' if large else f32_hint(value)}"
+
+
+def _word_hint(value: Any, words: list[str]) -> str:
+    """A word that the value is a part of, such as f1_macro for f1, else a similar one; "" without any."""
+    if not isinstance(value, str):
+        return ""
+    longer = [word for word in words if value.lower() in word.split("_")]
+    return f"; did you mean {' or '.join(longer)}?" if longer else nearest(value, words)
 
 
 def within(name: str, value: Any, kind: Any, place: str = "") -> Any:

@@ -129,7 +129,9 @@ def _check_place(use: Any, *inputs: str) -> None:
 
     path = Path(use.out)
     if path.suffix != ".gguf" and (not names_folder(path) or use.method == "full"):
-        need = "FILE.gguf" if use.method == "full" else "FILE.gguf (for llama.cpp) or a folder (for PEFT)"
+        need = "FILE.gguf (for llama.cpp) or a folder (for PEFT)"
+        if use.method == "full":
+            need = "FILE.gguf, as which a full fine-tuning is written, also of a Hugging Face folder"
         raise SettingError(setting="out", seen=use.out, need=need)
     if path.is_dir() and os.path.isdir(use.model) and path.samefile(use.model):
         raise SettingError(setting="out", seen=use.out, need="another folder than the model's")

@@ -74,9 +74,13 @@ def read_saved(file: Path) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
     """(the settings' class, the command, the table [run], the settings) of a file that a run has saved."""
     from ..base.errors import FileError
     from ..files.toml_file import parse_toml
+    from ..runs.folder import read_run
 
     if not file.exists():
-        raise FileError(f"{file}: no such file; need the folder of a run of this version, which has its {SETTINGS}")
+        if read_run(file.parent) is not None:
+            need = "run the program again, or save its compiled programs with gl.capsule"
+            raise FileError(f"{file.parent}: is a run of a Python program, without a {SETTINGS}; {need}")
+        raise FileError(f"{file}: no such file; need the folder of a run, which has its {SETTINGS}")
     about = parse_toml(file).get("run")
     command = about.get("command") if isinstance(about, dict) else None
     if not isinstance(about, dict) or command not in _COMMANDS:

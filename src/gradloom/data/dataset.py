@@ -72,7 +72,8 @@ class Dataset(KeywordHints, AttributeHints):
     """Rows of `data`, with labels and row weights when there are some.
 
     data     (n, ...) u8 i8 i32 i64 f16 f32 f64; an array, a memory-mapped array, or anything NumPy makes an array of;
-             a copy of other whole numbers: i16 and u16 as i32, u32 and u64 as i64, bool as u8, and of swapped bytes
+             a copy of other whole numbers: i16 and u16 as i32, u32 and u64 as i64, bool as u8, and of swapped bytes.
+             To a model u8 and i8 are f32, or i32 where it needs ids
     labels   (n,) whole-number class ids; or (n, ...) ids, one for each position, or yes-or-no labels; or (n, ...) float
              label rows or targets; or None. Whole numbers of -100 are ignored
     weights  (n,) finite and not negative, or None: every row weighs 1; labels of a sequence weigh what their row does

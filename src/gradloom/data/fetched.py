@@ -76,6 +76,7 @@ class MapDataset(Dataset):
         self._pools: dict[int, Executor] = {}
         x, y = self._maker.make(np.zeros(1, np.int64), None)
         first = Dataset(x, y)  # checks dtypes and shapes
+        self._maker.first = {"data": x, "labels": y}
         self._maker.kinds = {
             place(name, key): one.dtype
             for name, several in (("data", first.data), ("labels", first.labels))
@@ -194,6 +195,7 @@ class _Maker:
     def __init__(self, source: Any) -> None:
         self.source = source
         self.kinds: dict[str, np.dtype[Any]] = {}  # of row 0, by the name of the array
+        self.first: dict[str, Structure | None] = {}  # row 0, as data and labels
         self._draws = _takes_generator(source)
 
     def make(self, rows: np.ndarray, draw: Draw | None) -> tuple[Structure, Structure | None]:
@@ -201,9 +203,27 @@ class _Maker:
         if hasattr(self.source, "fetch"):
             return self._fetched(rows, draw)
         made = [self._row(int(row), draw) for row in rows]
-        x = _stacked("data", [one[0] for one in made], rows)
+        x = self._stacked("data", [one[0] for one in made], rows)
         has_labels = any(one[1] is not None for one in made)
-        return x, _stacked("labels", [one[1] for one in made], rows) if has_labels else None
+        return x, self._stacked("labels", [one[1] for one in made], rows) if has_labels else None
+
+    def _stacked(self, name: str, each: list[Structure], rows: np.ndarray) -> Structure:
+        """Rows as arrays with a new first axis. ShapeError naming the first row that is not like row 0."""
+        first = self.first.get(name, None if each[0] is None else mapped(lambda one: one[None], each[0]))
+        for row, one in zip(rows, each, strict=True):
+            if (one is None) != (first is None) or by_key(one).keys() != by_key(first).keys():
+                raise ShapeError(f"{name} of row {row}: {_named(one)}; need {_named(first)}, as row 0")
+
+        def stacked(key: Any, like: np.ndarray) -> np.ndarray:
+            shape = like.shape[1:]
+            parts = [at(one, key) for one in each]
+            for row, part in zip(rows, parts, strict=True):
+                if part.shape != shape and not part.size == math.prod(shape) == 1:
+                    seen = f"{place(name, key)} of row {row}: shape {list(part.shape)}"
+                    raise ShapeError(f"{seen}; need {list(shape)}, as row 0")
+            return np.stack([part if part.shape == shape else part.reshape(shape) for part in parts])
+
+        return mapped_by_key(stacked, first)
 
     def _fetched(self, rows: np.ndarray, draw: Draw | None) -> tuple[Structure, Structure | None]:
         try:
@@ -327,23 +347,6 @@ def _named(structure: Structure | None) -> str:
 def _shown(labels: Structure | None) -> str:
     each = [f"{name} {one.dtype}{list(one.shape[1:])}" for name, one in named("labels", labels).items()]
     return ", ".join(each) or "no labels"
-
-
-def _stacked(name: str, each: list[Structure], rows: np.ndarray) -> Structure:
-    """Rows as arrays with a new first axis."""
-    keys = set(by_key(each[0]))
-    for row, one in zip(rows, each, strict=True):
-        if one is None or set(by_key(one)) != keys:
-            raise ShapeError(f"{name} of row {row}: {_named(one)}; need {_named(each[0])}, as row {rows[0]}")
-    return mapped_by_key(lambda key, _: _stack(place(name, key), [at(one, key) for one in each], rows), each[0])
-
-
-def _stack(name: str, each: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
-    for row, one in zip(rows, each, strict=True):
-        if one.shape != each[0].shape:
-            seen = f"{name} of row {row}: shape {list(one.shape)}"
-            raise ShapeError(f"{seen}; need {list(each[0].shape)}, as row {rows[0]}")
-    return np.stack(each)
 
 
 def _like(name: str, made: Structure | None, stored: Structure | None, rows: np.ndarray) -> Structure | None:

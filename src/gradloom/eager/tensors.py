@@ -44,6 +44,16 @@ class EagerRecorder(Recorder, Protocol):
         """Compute what waits outside of all tapes, where that is much."""
 
 
+class _NotInherited:
+    """An attribute of the base class that a class does not have."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: object, kind: type) -> Any:
+        raise AttributeError(self._name)
+
+
 class Tensor(Value):
     """A value that is computed when it is looked at: by numpy(), float(), int(), bool(), item(), print.
 
@@ -118,6 +128,8 @@ class Tensor(Value):
         """The memory of the numbers for another library, read-only; a copy for copy=True, and for a consumer of DLPack
         before 1.0, which does not know read-only memory. BufferError where copy=False is impossible."""
         return exported(_read_only(self.computed()), "tensor", stream, max_version, dl_device, copy)
+
+    __array_ufunc__: Any = _NotInherited()  # np.exp(tensor) is an array, and array * tensor the product of the tensor
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """A function of NumPy computes with the numbers of tensors and gives arrays."""

@@ -116,8 +116,6 @@ class Parameter(Value):
         """A copy of the current contents; quantised ones as f32."""
         return self.stored.numpy()
 
-    __array_ufunc__ = None  # np.exp(parameter) would lose its gradient; array * parameter is the parameter's product
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """A copy of the current contents; for copy=False their memory itself, read-only, or a ValueError."""
         if copy is False:

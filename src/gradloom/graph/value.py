@@ -18,7 +18,7 @@ import numpy as np
 
 from ..base.dtypes import DType, Shaped
 from ..base.errors import DTypeError
-from ..base.habits import AttributeHints, hinted
+from ..base.habits import AttributeHints, hinted, numpy_hint
 from .declaration import Declaration
 from .scope import current_device, current_scope, user_location
 
@@ -28,6 +28,13 @@ R = TypeVar("R")
 
 _ids = itertools.count()
 _operators: dict[str, Callable[..., Value]] = {}
+# The operator of each function that NumPy calls for an expression with an array: array * value
+_UFUNCS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "power": "pow", "remainder": "remainder",
+    "matmul": "matmul", "equal": "equal", "not_equal": "not_equal", "less": "less", "less_equal": "less_equal",
+    "greater": "greater", "greater_equal": "greater_equal", "bitwise_and": "logical_and", "bitwise_or": "logical_or",
+    "bitwise_xor": "logical_xor",
+}  # fmt: skip
 
 
 class Recorder(Protocol):
@@ -188,6 +195,24 @@ class Value(Shaped, AttributeHints):
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         raise self._no_number("array", "gl.compile, and the result")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """The operators of NumPy's arrays are those of values: array * value. DTypeError for other functions."""
+        name = _UFUNCS.get(ufunc.__name__)
+        if name is None or method != "__call__" or options:
+            raise self._of_numpy(ufunc.__name__)
+        return _operators[name](*inputs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What looks at shapes alone, such as np.ndim; DTypeError for functions of the numbers."""
+        try:
+            return function._implementation(*args, **kwargs)
+        except (DTypeError, TypeError) as error:
+            raise self._of_numpy(function.__name__) from error
+
+    def _of_numpy(self, name: str) -> DTypeError:
+        """The error for a function of NumPy, which computes with numbers."""
+        return DTypeError(f"{self.node.label}: np.{name} takes no graph value ({describe(self)}); {numpy_hint(name)}")
 
     def __neg__(self) -> Value:
         return _operators["neg"](self)

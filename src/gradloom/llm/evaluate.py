@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import ops
 from ..base.arguments import halves
-from ..base.habits import hinted
+from ..base.habits import AttributeHints, hinted
 from ..graph.leaves import input as input_value
 from ..graph.value import Value
 from ..run.budget import ProcessBudget, check_places
@@ -43,7 +43,7 @@ LOGITS = 64  # rows of logits in memory
 
 
 @dataclass(frozen=True)
-class Perplexity:
+class Perplexity(AttributeHints):
     """Result of evaluate. tokens: number of tokens that count. layers: on a GPU, if gpu_layers was used."""
 
     perplexity: float

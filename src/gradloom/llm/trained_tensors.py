@@ -100,7 +100,7 @@ class TrainedTensors(Headed):
         if self._model is None:
             raise SettingError("TrainedTensors.save: there are no trained tensors yet; bind them to a model")
         if Path(path).suffix != ".gguf":
-            raise SettingError(f"{path}: the file of a model must be named FILE.gguf")
+            raise SettingError(f"{path}: must be FILE.gguf, as which a fully fine-tuned model is written")
         file: Any = self._model.file
         file.check()
         trained = {name: parameter.stored.read() for name, parameter in self.arrays.items()}

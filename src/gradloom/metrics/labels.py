@@ -27,7 +27,7 @@ class _OfLabels(Score):
 
     def of_loss(self, loss: Loss | None) -> Score:
         if loss is not None and (loss.kind in ("numbers", "binary") or not loss.has_labels or loss.outputs > 1):
-            text = f"{{metrics}}: {self.name!r} requires a loss of exclusive classes; not {loss.name}"
+            text = f"{{metrics}}: {self.key!r} requires a loss of exclusive classes; not {loss.name}"
             raise SettingError(text, metrics=...)
         return self
 
@@ -41,14 +41,14 @@ class _OfLabels(Score):
         if x.ndim != 2 or y.shape not in (x.shape[:1], x.shape):
             seen = f"outputs {describe(given)}, labels {describe(as_value(labels))}"
             need = "ids [...] for outputs [..., classes]"
-            raise ShapeError(f"{self.name}: labels do not fit: {seen}; need {need}")
+            raise ShapeError(f"{self.key}: labels do not fit: {seen}; need {need}")
         values, counted = self.values(x, y), None
         if not y.dtype.is_float:
             counted = ids_that_count(y, x.shape[1])
             values = ops.where(ops.equal(counted, 0.0), 0.0, values)
         if given.ndim == 2:
             return values  # weighted by gl.train.Metric
-        return row_pair(self.name, values, each, counted)
+        return row_pair(self.key, values, each, counted)
 
 
 @dataclass(frozen=True, repr=False)

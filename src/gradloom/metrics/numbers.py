@@ -30,10 +30,10 @@ class _OfRows(Score):
         raise NotImplementedError
 
     def __call__(self, outputs: Any, labels: Any, weights: Any = None) -> Value | Pair:
-        x, y, ignored = as_targets(self.name, as_node(self, outputs, labels), labels)
+        x, y, ignored = as_targets(self.key, as_node(self, outputs, labels), labels)
         each = self.values(x, y)
         if ignored is not None and each.size > each.shape[0]:
-            return weighted(self.name, each, weights, ignored)
+            return weighted(self.key, each, weights, ignored)
         return each if each.ndim == 1 else ops.mean(each, axes=tuple(range(1, each.ndim)))
 
 
@@ -60,10 +60,10 @@ class _OfTargets(Score):
         given, true = arrays_of(self, outputs, labels)
         if given.shape not in (true.shape, (*true.shape, 1)) or not given.ndim:
             seen = f"outputs of shape {list(given.shape)}, labels {list(true.shape)}"
-            raise ShapeError(f"{self.name}: {seen}; need one output per label")
+            raise ShapeError(f"{self.key}: {seen}; need one output per label")
         flat = len(given), math.prod(given.shape[1:])
         counted = np.ones(flat) if true.dtype.kind != "i" else (true != IGNORED).reshape(flat).astype(np.float64)
-        each = counted * weights_of(self.name, weights, len(given))[:, None]
+        each = counted * weights_of(self.key, weights, len(given))[:, None]
         x, y = (np.where(each > 0, one.reshape(flat).astype(np.float64), 0.0) for one in (given, true))
         kept = np.ix_(each.any(axis=1), each.any(axis=0))
         return x[kept], y[kept], each[kept]

@@ -83,22 +83,28 @@ def named(name: str) -> Score:
 # ---- outputs, labels and weights -----------------------------------------------------------------------------------
 
 
+def _as_code(score: Score) -> str:
+    """The metric in Python: its name, or a call with its options."""
+    text = repr(score)
+    return repr(text) if text == score.name else f"gl.metrics.{text.replace(score.name, type(score).__name__, 1)}"
+
+
 def _one_output(score: Score, outputs: Any, labels: Any) -> None:
     """ShapeError for several outputs, DataError without labels."""
     several = isinstance(outputs, (tuple, list)) and any(np.ndim(one) and not isinstance(one, list) for one in outputs)
     if isinstance(outputs, Mapping) or several:
-        hint = f"for one of several outputs use metrics={{output: [{score.name!r}]}}"
-        raise ShapeError(f"{score.name}: {len(outputs)} outputs; need one array of outputs; {hint}")
+        hint = f"for one of several outputs use metrics={{output: [{_as_code(score)}]}}"
+        raise ShapeError(f"{score.key}: {len(outputs)} outputs; need one array of outputs; {hint}")
     if labels is None:
-        raise DataError(f"{score.name}: the data have no labels; need labels")
+        raise DataError(f"{score.key}: the data have no labels; need labels")
 
 
 def as_node(score: Score, outputs: Any, labels: Any) -> Value:
     """The outputs as a value of a graph. ShapeError, DataError for several outputs, for arrays, and without labels."""
     _one_output(score, outputs, labels)
     if not isinstance(outputs, Value):
-        need = f"values of a graph; gl.evaluate(..., metrics=[{score.name!r}]) measures it on data"
-        raise DataError(f"{score.name}: the outputs are {what_is(outputs)}; need {need}")
+        need = f"values of a graph; gl.evaluate(..., metrics=[{_as_code(score)}]) measures it on data"
+        raise DataError(f"{score.key}: the outputs are {what_is(outputs)}; need {need}")
     return outputs
 
 
@@ -107,7 +113,7 @@ def arrays_of(score: Score, outputs: Any, labels: Any) -> tuple[np.ndarray, np.n
     _one_output(score, outputs, labels)
     x, y = np.asarray(outputs), np.asarray(labels)
     if x.dtype.kind not in "fiu" or y.dtype.kind not in "fiub":
-        raise ShapeError(f"{score.name}: outputs {_seen(x)}, labels {_seen(y)}; need arrays of numbers")
+        raise ShapeError(f"{score.key}: outputs {_seen(x)}, labels {_seen(y)}; need arrays of numbers")
     return x, y
 
 
@@ -184,7 +190,7 @@ class ClassScore(Score):
         if self.sigmoid is not None or loss is None or isinstance(loss, Focal):
             return self
         if loss.kind == "numbers" or not loss.has_labels or loss.outputs > 1:
-            raise SettingError(f"{{metrics}}: {self.name!r} requires a loss of classes; not {loss.name}", metrics=...)
+            raise SettingError(f"{{metrics}}: {self.key!r} requires a loss of classes; not {loss.name}", metrics=...)
         return replace(self, sigmoid=loss.kind == "binary")
 
     def labelled(self, outputs: Any, labels: Any, weights: Any) -> Labelled:
@@ -192,12 +198,12 @@ class ClassScore(Score):
         x, y = arrays_of(self, outputs, labels)
         if not x.ndim or y.shape[:1] != x.shape[:1]:
             seen = f"outputs {_seen(x)}, labels {_seen(y)}"
-            raise ShapeError(f"{self.name}: {seen}; need a label per row of outputs")
-        each = weights_of(self.name, weights, len(x))
+            raise ShapeError(f"{self.key}: {seen}; need a label per row of outputs")
+        each = weights_of(self.key, weights, len(x))
         fits = x.shape in (y.shape, (*y.shape, 1))
         is_sigmoid = fits if self.sigmoid is None else self.sigmoid
         if is_sigmoid and not fits:
-            raise ShapeError(f"{self.name}: outputs {_seen(x)}, labels {_seen(y)}; need one output per label")
+            raise ShapeError(f"{self.key}: outputs {_seen(x)}, labels {_seen(y)}; need one output per label")
         return self._yes_or_no(x, y, each) if is_sigmoid else self._exclusive(x, y, each)
 
     def _yes_or_no(self, x: np.ndarray, y: np.ndarray, each: np.ndarray) -> Labelled:
@@ -213,7 +219,7 @@ class ClassScore(Score):
     def _exclusive(self, x: np.ndarray, y: np.ndarray, each: np.ndarray) -> Labelled:
         if x.ndim < 2 or y.shape not in (x.shape[:-1], x.shape):
             need = "outputs [..., classes] with ids [...] or label rows [..., classes]"
-            raise ShapeError(f"{self.name}: outputs {_seen(x)}, labels {_seen(y)}; need {need}")
+            raise ShapeError(f"{self.key}: outputs {_seen(x)}, labels {_seen(y)}; need {need}")
         ids = (y.argmax(axis=-1) if y.shape == x.shape else y).reshape(-1).astype(np.int64)
         wide = np.repeat(each, len(ids) // max(len(x), 1))
         rows = (ids != IGNORED) & (wide > 0)
@@ -221,7 +227,7 @@ class ClassScore(Score):
         classes = x.shape[-1]
         if ids.size and not 0 <= ids.min() <= ids.max() < classes:
             bad = int(ids[(ids < 0) | (ids >= classes)][0])
-            raise IndexOutOfRange(0, f"{self.name}: label {bad}; need 0..{classes - 1}, or {IGNORED} to ignore a row")
+            raise IndexOutOfRange(0, f"{self.key}: label {bad}; need 0..{classes - 1}, or {IGNORED} to ignore a row")
         return Labelled(x.reshape(-1, classes)[rows].astype(np.float64), ids, wide[rows])
 
 

@@ -42,7 +42,8 @@ def heading(module: Any) -> str:
     shown = []
     for name, value in arguments_of(module).items():
         default = known[name].default if name in known else inspect.Parameter.empty
-        if default is inspect.Parameter.empty or value != default:
+        is_left_out = value is None and default is not inspect.Parameter.empty  # as in a description
+        if not is_left_out and (default is inspect.Parameter.empty or value != default):
             shown.append(f"{name}={value!r}")
     return f"{type(module).__name__}({', '.join(shown)})"
 

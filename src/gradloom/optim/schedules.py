@@ -314,6 +314,12 @@ class Plateau(Warming):
         return memory["rate"] * ((step + 1) / self.warmup if step < self.warmup else 1.0)
 
 
+def ends_at(schedule: Any, step: int, epoch: int) -> bool:
+    """The schedule reaches its last value after this number of steps, or of epochs where it counts those."""
+    at = epoch if getattr(schedule, "by", "step") == "epoch" else step
+    return isinstance(schedule, (_Ending, OneCycle)) and schedule.steps == at
+
+
 def check_warmup(settings: Mapping[str, Any], steps: int) -> None:
     """SettingError for a schedule whose warm-up does not end in a training of this number of steps: its value would
     never be reached. settings: of an optimiser, by name."""

@@ -145,6 +145,12 @@ class Resumable(Protocol):
     history: Any
 
     @property
+    def steps_total(self) -> int | None: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
     def is_unfinished(self) -> bool: ...
 
     @property

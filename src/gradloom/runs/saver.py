@@ -33,6 +33,7 @@ from ..base.options import values_of
 from ..base.schema import whole
 from ..base.terminal import in_one_line
 from ..base.training_options import SaveOptions
+from ..optim.schedules import ends_at
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
 from ..plan.memory_map import program_maps
@@ -82,6 +83,7 @@ class Saver(Subscriber):
         self.path, self.resume, self.ranks = os.fspath(run), as_bool("resume", resume), ranks
         self.every = as_interval("checkpoint_every", checkpoint_every)
         self._allowed = None if stop_after is None else as_interval("stop_after", stop_after, "seconds").number
+        self.kind = kind
         keep, overwrite = as_whole("keep", keep, 1), as_bool("overwrite", overwrite)
         self.folder: RunFolder | None = None  # of rank 0
         if is_root(ranks):
@@ -194,7 +196,7 @@ class Saver(Subscriber):
         with agreed(self.ranks):
             if is_root_rank:
                 self._add_earlier()
-                self.compare(self._identity)
+                self.compare(self._identity, loop.steps_total)
         with agreed(self.ranks):
             loop.trainer.train_state.load(self.entries)
         if modules.warning() is not None and is_root_rank:
@@ -205,7 +207,12 @@ class Saver(Subscriber):
         if loop.stopped and is_root_rank:
             log.info(f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished")
         elif not loop.is_unfinished and loop.is_between_passes and is_root_rank:
-            log.info(f"{self.path}: this run has finished, after {loop.steps:,} steps; more epochs continue it")
+            fixed = "steps" in self._identity.settings or any(
+                ends_at(value, loop.steps, loop.epoch) for value in loop.trainer.optimizer.settings.values()
+            )
+            more = "the schedule of its learning rate ends here: more epochs are another run"
+            more = more if fixed else "more epochs continue it"
+            log.info(f"{self.path}: this run has finished, after {loop.steps:,} steps; {more}")
 
     def _add_earlier(self) -> None:
         """Settings that the checkpoint of an earlier version lacks, as other files of the run record them."""
@@ -215,12 +222,19 @@ class Saver(Subscriber):
                 found = each.earlier_about(self.folder.folder)
                 settings |= {name: value for name, value in found.items() if name not in settings}
 
-    def compare(self, identity: Identity) -> None:
-        """TrainError naming what differs from the run of the checkpoint."""
+    def compare(self, identity: Identity, steps_total: int | None = None) -> None:
+        """TrainError naming what differs from the run of the checkpoint. steps_total: optimiser steps in all."""
         differ = [in_one_line(text, 500) for text in identity.differences(self.saved_about)]
         if differ:
             need = "need the same, or --overwrite (overwrite=True) to start anew"
-            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; {need}")
+            text = f"{self.path}: cannot be resumed: {'; '.join(differ)}"
+            before = (self.entries or {}).get("loop.steps_total")
+            by_steps = all(one.startswith(("optimizer.", "steps is ")) for one in differ)
+            if by_steps and before and steps_total and before != steps_total and self.kind != "loop":
+                raise TrainError(
+                    text + _other_length(self.kind, identity, before, steps_total, need), epochs=..., steps=...
+                )
+            raise TrainError(f"{text}; {need}")
         missing = identity.missing(self.saved_about)
         records = [name for name in missing if name != FILES]
         if records and FILES in missing:
@@ -362,6 +376,19 @@ class Saver(Subscriber):
             self._state = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
         if self.folder is not None:
             self.folder.end(self._state, error)
+
+
+def _other_length(kind: str, identity: Identity, before: int, steps: int, need: str) -> str:
+    """Why a run of another number of steps is another run, and how to train longer."""
+    which, more = "{epochs}", ""
+    if kind == "finetune":
+        adapter = identity.settings.get("adapter")
+        is_full = isinstance(adapter, dict) and adapter.get("kind") == "full"
+        weights = "the trained model as MODEL" if is_full else "--lora FILE"
+        which = "{epochs} or {steps}"
+        more = f"; a new run can start from the trained weights ({weights}; in Python continue_from=)"
+    why = f"{which} changes the {before:,} steps to {steps:,}, and the schedule of the learning rate spans all of them"
+    return f": {why}; {need}{more}"
 
 
 _replacement: ContextVar[Saver | None] = ContextVar("gradloom_saver", default=None)

@@ -68,10 +68,10 @@ class Metric:
         if isinstance(function, Score):
             if self.whole and not function.whole:
                 text = "Metric: {whole} cannot be combined with {metric}, which is a mean over rows"
-                raise SettingError(text, whole=True, metric=function.name)
+                raise SettingError(text, whole=True, metric=function.key)
             if getattr(function, "average", "") is None:
                 text = "Metric: {average} of {metric} gives an array; use an average, or label= for one class"
-                raise SettingError(text, average=None, metric=function.name)
+                raise SettingError(text, average=None, metric=function.key)
             self.whole = function.whole
         self.samples, self.seed = as_whole("samples", samples, 2, "Metric"), as_whole("seed", seed, 0, "Metric")
         if uncertainty not in (None, "formula", "bootstrap"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .. import losses, ops
-from ..base.dtypes import DType, f32
-from ..base.errors import GradientError, GraphError, SettingError, ShapeError
+from ..base.dtypes import DType, f32, i32
+from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
 from ..base.patterns import matched
 from ..base.structures import Key, Structure, by_key, is_plain, leaves, mapped
 from ..graph.grad import gradients
@@ -35,6 +35,7 @@ from .source import NO_KINDS, FeedSource, Join, Kinds, Leaves, RowSource
 from .terms import combined
 from .trained import Freeze, UnreachedWarning, check_freeze, reached_parameters, refuse_untrained
 
+T = TypeVar("T")
 Model = Module | Callable[..., Outputs] | Graph | tuple[Value, Outputs]
 
 
@@ -133,11 +134,11 @@ class Objective:
     ) -> BatchGraph:
         """The graph of `rows` rows; backward: with gradients; measures: the metrics."""
         mark = next_serial()
-        pred, total, weight, extra, layout, adds_up = self._losses(source, rows, backward, measures)
+        pred, total, weight, extra, layout, adds_up = self._losses_of(source, rows, backward, measures)
         reached = reached_parameters(total) if backward else []
         if _made_since(mark, reached):  # once, to be kept, or at each call
             mark = next_serial()
-            pred, total, weight, extra, layout, adds_up = self._losses(source, rows, backward, measures)
+            pred, total, weight, extra, layout, adds_up = self._losses_of(source, rows, backward, measures)
             reached = reached_parameters(total)
         outputs = [total, weight]
         if self.named_loss is not None and isinstance(source, RowSource):
@@ -165,24 +166,31 @@ class Objective:
 
     def predicted(self, source: FeedSource) -> Outputs:
         """The outputs for a batch in evaluation. ShapeError for one without the rows along its first axis."""
-        x = source.leaves(source.rows, self.input_kinds)[0]
-        outputs = self.outputs(x, False)
-        if floats := read_as_floats(x, values_of(outputs)):
-            outputs = self.outputs(source.leaves(source.rows, self.input_kinds | floats)[0], False)
+
+        def build(kinds: Kinds) -> Outputs:
+            x = source.leaves(source.rows, self.input_kinds | kinds)[0]
+            outputs = self.outputs(x, False)
+            floats = read_as_floats(x, values_of(outputs))
+            return build(kinds | floats) if floats else outputs
+
+        outputs = as_ids_if_needed(source, build)
         for v in values_of(outputs):
             if v.shape[:1] != (source.rows,):
                 seen = f"an output {describe(v)} of a batch of {source.rows} rows"
                 raise ShapeError(f"predict: {seen}; need the rows along the first axis; node {v.node.label}")
         return outputs
 
+    def values(self, source: RowSource, rows: int, backward: bool) -> list[Value]:
+        """The values of a BatchLoss for `rows` rows, without updates of running statistics."""
+        return as_ids_if_needed(source, lambda kinds: self._values(source, rows, backward, kinds))
+
     @fresh_streams()
-    def values(self, source: RowSource, rows: int, backward: bool, kinds: Kinds = NO_KINDS) -> list[Value]:
-        """The values of a BatchLoss for `rows` rows, without updates of running statistics. kinds: of the data."""
+    def _values(self, source: RowSource, rows: int, backward: bool, kinds: Kinds) -> list[Value]:
         assert isinstance(self.loss, BatchLoss)
         x, labels, weights = source.leaves(rows, self.input_kinds | kinds)
         outputs = self.outputs(x, backward)
         if floats := read_as_floats(x, values_of(outputs)):
-            return self.values(source, rows, backward, kinds | floats)
+            return self._values(source, rows, backward, kinds | floats)
         values = batch_values(self.loss, outputs, labels, self._class_weighted(labels, weights), rows)
         for node in reachable(values, effects=True):
             node.effects = ()
@@ -216,14 +224,12 @@ class Objective:
         kinds: dict[Key, DType] = {name: leaf.dtype for name, leaf in inputs.items()}
         return kinds | ({None: next(iter(kinds.values()))} if len(kinds) == 1 else {})
 
+    def _losses_of(self, source: RowSource | FeedSource, rows: int, backward: bool, measures: Measures) -> _Losses:
+        return as_ids_if_needed(source, lambda kinds: self._losses(source, rows, backward, measures, kinds))
+
     @fresh_streams()
     def _losses(
-        self,
-        source: RowSource | FeedSource,
-        rows: int,
-        backward: bool,
-        measures: Measures,
-        kinds: Kinds = NO_KINDS,
+        self, source: RowSource | FeedSource, rows: int, backward: bool, measures: Measures, kinds: Kinds
     ) -> _Losses:
         """The outputs and losses of a batch. kinds: of its data."""
         x, labels, weights = source.leaves(rows, self.input_kinds | kinds)
@@ -341,6 +347,19 @@ class Objective:
             chosen = frozenset(mine)
         free = [(name, p) for name, p in named if p.trainable and p.stored not in frozen]
         return [(name, p) for name, p in free if chosen is None or p.stored in chosen]
+
+
+def as_ids_if_needed(source: RowSource | FeedSource, build: Callable[[Kinds], T]) -> T:
+    """The result of `build(kinds)`, kinds: dtypes of data by key. Data of u8, i8 and bool are f32, as those of images;
+    where an op of the model takes whole numbers alone, as that of an embedding, they are i32 instead."""
+    try:
+        return build(NO_KINDS)
+    except DTypeError:
+        ids = dict.fromkeys(source.narrow, i32)
+        if ids:
+            with contextlib.suppress(DTypeError):  # the first error is that of the data as they are
+                return build(ids)
+        raise
 
 
 def read_as_floats(x: Structure, outputs: Sequence[Value]) -> Kinds:

@@ -39,7 +39,7 @@ class RateCurve:
     rates       f64 [steps]: the learning rate of each step
     losses      f64 [steps]: the loss of each step's batch, before the step
     smoothed    f64 [steps]: the exponential mean of the losses, corrected for its start
-    suggestion  the rate at which the smoothed loss falls fastest; None where it falls nowhere
+    suggestion  the rate at which the loss falls fastest, before its minimum; None where it falls nowhere
     diverged    the test ended before its last step, because the loss grew or was not finite
     """
 
@@ -86,8 +86,8 @@ def find_rate(
 
     The rate of step i of n is lowest * (highest / lowest) ** (i / (n - 1)). The test ends early when the smoothed loss
     (exponential mean with 0.98, as in fastai and Lightning) is more than 4 times its least value, or not finite. The
-    suggestion is the rate where the smoothed loss falls fastest (Lightning's rule: the first tenth of the steps and the
-    last one are left out).
+    suggestion is the rate where the loss falls fastest before its minimum: the middle of the eighth of the steps whose
+    least-squares line is steepest, of those up to the eighth with the least mean loss.
 
     The arguments are those of gl.fit; batches come in the order of its first epochs. The optimiser's other settings
     hold, those of groups that state a rate of their own, too; it begins without moments. Afterwards weights, running
@@ -124,7 +124,7 @@ def find_rate(
                 ended = True
     losses, smoothed = np.array(watch.losses), np.array(watch.smoothed)
     rates = np.array([rate(step) for step in range(len(losses))])
-    return RateCurve(rates, losses, smoothed, _steepest(rates, smoothed, steps), ended or loop.stopped)
+    return RateCurve(rates, losses, smoothed, _steepest(rates, losses, steps), ended or loop.stopped)
 
 
 class _Watch(Callback):
@@ -143,15 +143,17 @@ class _Watch(Callback):
             raise StopTraining("the loss diverged")
 
 
-def _steepest(rates: np.ndarray, smoothed: np.ndarray, steps: int) -> float | None:
-    """The rate where the loss falls fastest, without the first tenth of all steps and the last one that was done."""
-    first = steps // 10
-    inside = smoothed[first:-1]
-    if len(inside) < 2:
+def _steepest(rates: np.ndarray, losses: np.ndarray, steps: int) -> float | None:
+    """The rate in the middle of the steps whose least-squares line falls fastest, of windows of an eighth of all steps
+    up to that of the least mean: behind it the loss diverges, and its jumps are steeper than any descent."""
+    width = max(steps // 8, 2) | 1
+    if len(losses) <= width:
         return None
-    slopes = np.gradient(inside)
+    windows = np.lib.stride_tricks.sliding_window_view(losses, width)
+    falling = windows[: int(np.argmin(windows.mean(axis=1))) + 1]
+    slopes = falling @ (np.arange(width) - width // 2)
     at = int(np.argmin(slopes))
-    return float(rates[first + at]) if slopes[at] < 0 else None
+    return float(rates[at + width // 2]) if slopes[at] < 0 else None
 
 
 @contextlib.contextmanager

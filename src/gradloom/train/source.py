@@ -18,6 +18,7 @@ from ..base.structures import (
     Key,
     Structure,
     as_several,
+    by_key,
     check_rows,
     is_plain,
     leaf_name,
@@ -43,6 +44,11 @@ _GATHERED = ("uint8", "int8", "int32", "int64", "float32", "float64")  # what ta
 def batch_kind(kind: DType) -> DType:
     """The dtype of a batch of data of this dtype: i32 for i32 and i64, which may be ids, else f32."""
     return i32 if kind.name in ("i32", "i64") else f32
+
+
+def _narrow(data: Structure) -> list[Key]:
+    """The keys of data that are f32 to a model, or i32 where it needs whole numbers."""
+    return [key for key, one in by_key(data).items() if one.dtype.name in ("u8", "i8", "uint8", "int8")]
 
 
 class Join(Protocol):
@@ -132,6 +138,11 @@ class RowSource:
         """The arrays of the data set as programs read them."""
         every = [*leaves(self._data), *leaves(self._labels), self._weights, self._folds]
         return [v.node.attrs["stored"] for v in every if v is not None]
+
+    @property
+    def narrow(self) -> list[Key]:
+        """The keys of data of u8 and i8."""
+        return _narrow(self._data)
 
     @property
     def key(self) -> Hashable:
@@ -287,6 +298,11 @@ class FeedSource:
                 self.feeds |= {what: one} if is_plain(one) else named(what, one)
 
     @property
+    def narrow(self) -> list[Key]:
+        """As RowSource.narrow."""
+        return _narrow(self.data)
+
+    @property
     def key(self) -> Hashable:
         kinds = [(name, a.shape, a.dtype.str) for name, a in self.feeds.items()]
         return ("feed", trainable_changes(), self.all_count, *kinds)
@@ -295,7 +311,8 @@ class FeedSource:
         """As RowSource.leaves."""
 
         def one(key: Key, array: np.ndarray) -> Value:
-            return input_value(leaf_name("batch", key), array.shape, kinds.get(key) or dtype(array.dtype))
+            own = f32 if array.dtype.itemsize == 1 else dtype(array.dtype)
+            return input_value(leaf_name("batch", key), array.shape, kinds.get(key) or own)
 
         def label(key: Key, array: np.ndarray) -> Value:
             return input_value(leaf_name("labels", key), array.shape, dtype(array.dtype))
@@ -344,16 +361,20 @@ def _as_fed(name: str, array: np.ndarray, ids: bool) -> np.ndarray:
 
 
 def _as_batch(data: np.ndarray, key: Key, kind: DType | None) -> np.ndarray:
-    """The data as they are fed: whole numbers beyond i32 as i64, where the model's input declares no dtype."""
+    """The data as they are fed: where the model's input declares no dtype, u8, i8 and bool as they are, wider whole
+    numbers as i32, or beyond it as i64."""
     name = place("batch", key)
     if data.ndim == 0 or data.shape[0] == 0:
         raise ShapeError(f"{name}: shape {list(data.shape)}; need rows along the first axis")
-    if kind is None:
-        wide = data.dtype == np.int64 and data.size and not -(1 << 31) <= data.min() <= data.max() < 1 << 31
-        if wide:
-            return np.ascontiguousarray(data)
-        return _as_fed(name, data, data.dtype.name in ("int32", "int64"))
-    return _as_fed(name, data, kind is i32 and data.dtype.kind in "iub")
+    whole = data.dtype.kind in "iub"
+    if kind is not None or not whole:
+        return _as_fed(name, data, kind is i32 and whole)
+    if data.dtype.itemsize == 1:
+        return np.ascontiguousarray(data.view(np.uint8) if data.dtype == bool else data)
+    if data.dtype.itemsize < 4 or not data.size or -(1 << 31) <= data.min() <= data.max() < 1 << 31:
+        return _as_fed(name, data, ids=True)
+    check_whole(name, data, np.int64)
+    return np.ascontiguousarray(data, np.int64)
 
 
 def _as_fed_labels(given: np.ndarray, key: Key, rows: int) -> np.ndarray:

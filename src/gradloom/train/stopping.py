@@ -13,11 +13,12 @@ from ..base.arguments import as_bool, nearest
 from ..base.errors import SettingError, TrainError
 from ..base.habits import KeywordHints
 from ..base.interrupts import StopTraining
+from ..base.messages import log
 from ..base.schema import Schema, anything, array, flag, mapping, number, optional, shown_name, table, whole
 from ..graph.stored import copies, replace
 from ..runs.state import matching, need_schema
 from .callbacks import Callback
-from .metric import UNCERTAINTY
+from .metric import UNCERTAINTY, Metric
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
@@ -32,7 +33,9 @@ _FIELDS: dict[str, Schema] = {
 _WEIGHTS: dict[str, Schema] = {r"weights\..+": array()}
 STATE = table(_FIELDS, _WEIGHTS)
 _STATE_OF_SUBCLASS = table(_FIELDS, _WEIGHTS | {".*": anything})
-_HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")  # endings of names of numbers to be maximised
+# Endings of names of numbers that are to be maximised, and minimised
+_HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")
+_LOWER = ("loss", "error", "mse", "rmse", "mae", "mape", "nll", "perplexity")
 
 
 class EarlyStopping(Callback, KeywordHints):
@@ -41,7 +44,8 @@ class EarlyStopping(Callback, KeywordHints):
     monitor       the number's name, as EpochResult.numbers() has it: "val_loss", "loss", "val_accuracy", "clean.loss",
                   the name of a metric, ...; when not given the loss of validation, or of training without validation
     mode          "min" or "max": the number improves when it is less, or more, than the best so far by more than
-                  min_delta; "auto": "max" for names that end in accuracy, acc, auc, f1, precision, recall or r2
+                  min_delta; "auto": as the metric of gl.metrics has it, else "max" for names that end in accuracy, acc,
+                  auc, f1, precision, recall or r2, else "min", which is logged for a metric of another name
     patience      0 is as 1: the first epoch that is no better ends the training. Where validation is measured inside of
                   epochs, too (eval_every="200steps"), and the number is one of validation, patience counts evaluations
     restore_best  at the end, also after an interruption, restore the weights (and running statistics) of the best
@@ -79,6 +83,7 @@ class EarlyStopping(Callback, KeywordHints):
         self.patience, self.min_delta = int(patience), float(min_delta)
         self.restore_best = as_bool("restore_best", restore_best, "EarlyStopping")
         self.monitor = monitor
+        self._is_auto = mode == "auto"
         self.mode = mode if mode != "auto" else "max" if (monitor or "").lower().endswith(_HIGHER) else "min"
         self._trainer: Trainer | None = None
         self._evaluates = False  # the loop has validation sets
@@ -95,13 +100,31 @@ class EarlyStopping(Callback, KeywordHints):
         """A training begins. loop: a Loop, or the Trainer in a loop of your own. SettingError for a monitor that the
         Loop does not measure."""
         if self.monitor is not None and hasattr(loop, "evaluator"):
-            metrics = [name for name, _ in loop.measures.metrics]
-            self._check_monitor([*loop.trainer.objective.measured, *metrics, *loop.evaluator.measured])
+            metrics = dict(loop.measures.metrics) | dict(loop.evaluator.measures.metrics)
+            names = [*loop.trainer.objective.measured, *(name for name, _ in loop.measures.metrics)]
+            if not loop.evaluator and self.monitor.startswith("val_") and self.monitor not in names:
+                text = "{monitor} requires validation rows: {val_split} above 0, or {val}"
+                settings = {"monitor": self.monitor, "val_split": ..., "val": ...}
+                raise SettingError(text, settings, place="EarlyStopping")
+            self._check_monitor([*names, *loop.evaluator.measured])
+            if self._is_auto:
+                self._direct(metrics)
         self._forget()
         self._trainer = getattr(loop, "trainer", loop)
         self._evaluates = bool(getattr(loop, "evaluator", False))
         if loop is self._trainer and loop is not None:
             loop.train_state.register("early stopping", self.state, self._loading, schema=mapping(anything))
+
+    def _direct(self, metrics: Mapping[str, Metric]) -> None:
+        """Set the mode of "auto" by the metric that is monitored; one line reports a mode that is assumed."""
+        assert self.monitor is not None
+        parts = {name for name in metrics if self.monitor.endswith(name)}
+        score = metrics[max(parts, key=len)].score if parts else None
+        if score is not None:
+            self.mode = "max" if score.higher else "min"
+        elif parts and not self.monitor.lower().endswith((*_HIGHER, *_LOWER)):
+            text = f"EarlyStopping: monitor={self.monitor!r} is assumed to improve when it falls"
+            log.info(f"{text}; mode='max' or mode='min' states the direction")
 
     def state(self) -> dict[str, Any]:
         """Its state from epoch to epoch; weights.NAME: arrays of the best epoch."""
