@@ -54,7 +54,8 @@ counts = Stats()
 
 
 def stats() -> Stats:
-    """Counters of eager computing: `print(gl.stats())`. They only grow; subtract two to see what happened between."""
+    """Counters of eager computing: `print(gl.stats())`. They only grow; the difference of two readings counts what
+    happened between."""
     return Stats(counts.compiled, counts.reused, counts.evicted, counts.nodes, counts.native_calls)
 
 

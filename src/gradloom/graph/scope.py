@@ -57,7 +57,7 @@ def located() -> Iterator[None]:
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Nodes made inside are called name.op; scopes nest with dots. Modules use it."""
+    """Nodes made inside are shown with this name, and in nested scopes as outer.name. Modules use it."""
     outer = enter_scope(name)
     try:
         yield

@@ -223,7 +223,9 @@ class Run(RunPage, Tuning):
         self.compile(self.trainer.source(self.dataset))
 
     def memory(self) -> MemoryPlan:
-        """The memory that the run needs, once it is prepared."""
+        """The memory that the run needs. It is prepared first, where it is not."""
+        if not self.plans:
+            self.prepare()
         found = memory_of(self, "tokenizer" in vars(self.model), self._memory)
         return replace(found, base=self._base, reading=self._reading)
 

@@ -245,6 +245,7 @@ class Preprocess:
         DataError for rows that do not match the training data."""
         if self.kind == "images":
             raise DataError("input: the model needs image files, or folders of such")
+        data = data if isinstance(data, Columns) else np.asarray(data)
         if self.kind == "array":
             if isinstance(data, Columns):
                 raise DataError(f"{data.path}: is a table; the model needs arrays of shape {self.shape}")
