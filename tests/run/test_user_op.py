@@ -301,13 +301,13 @@ def test_two_closures_are_two_programs():
 def test_not_recomputed_under_a_budget():
     calls = []
     op = gl.op(lambda x: calls.append(1) or np.tanh(x), lambda outputs, gradients: gradients[0] * (1 - outputs[0] ** 2))
-    w = gl.parameter(np.full((64, 64), 0.01), name="w")
+    weights = [gl.parameter(np.full((64, 64), 0.01)) for _ in range(6)]
     h = gl.input("x", (64, 64))
-    for _ in range(6):
+    for w in weights:
         h = op(h @ w)
         h = ops.tanh(ops.exp(h))
     loss = ops.sum(h)
-    outputs = [loss, *gl.gradients(loss, [w])]
+    outputs = [loss, *gl.gradients(loss, weights)]
     run = gl.compile(outputs, reuse=True)
     least = gl.compile(outputs, reuse=True, memory=int(run.plan.peak_bytes * 0.75))
     x = np.random.default_rng(0).standard_normal((64, 64))
