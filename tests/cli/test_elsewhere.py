@@ -71,8 +71,3 @@ def test_the_line_of_an_adapter_with_a_comma(capsys: pytest.CaptureFixture[str],
     lines = last_lines(out)
     assert code == 0 and lines["use it"][4] == adapter
     assert lines["elsewhere"][:5] == ["llama-server", "-m", str(model), "--lora", f'"{adapter}"']
-
-
-def test_the_page_of_finetuning_shows_the_line() -> None:
-    block = re.search(r"<!-- finetune -->(.*?)<!-- /finetune -->", (ROOT / "docs/finetuning.md").read_text(), re.S)
-    assert block and re.search(r"^    elsewhere +llama-server -m stories260K.gguf --lora bard.gguf$", block[1], re.M)

@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -445,36 +444,6 @@ def test_many_threads_ask_at_once(tmp_path):
     for thread in threads:
         thread.join()
     assert not faults
-
-
-def test_the_page_runs(tmp_path, monkeypatch):
-    """The blocks of Python in docs/images.md: digits as PNG files, a training, a transform."""
-    page = (ROOT / "docs" / "images.md").read_text()
-    blocks = [re.sub(r"^    ", "", one, flags=re.M) for one in re.findall(r"(?:^    .*\n(?:^\s*\n)?)+", page, re.M)]
-    write, train, own = (one for one in blocks if one.startswith(("import", "class")))
-    monkeypatch.chdir(tmp_path)
-    exec(write.replace("examples/data", str(ROOT / "examples" / "data")), {})
-    assert len(list(tmp_path.rglob("*.png"))) == 1797
-    digits = gl.data.ImageFolder("digits")
-    first = np.load(ROOT / "examples" / "data" / "digits.npz")["x"][0].reshape(8, 8)
-    np.testing.assert_allclose(digits[0][0][0] * 255, first * 15, atol=1e-4)
-    for part in ("train", "val"):
-        (tmp_path / "photos" / part).mkdir(parents=True)
-        for kind in "01":
-            if part == "train":
-                (tmp_path / "digits" / kind).rename(tmp_path / "photos" / part / kind)
-            else:
-                save(tmp_path / "photos" / part / kind / "1.png", noise(1, 8, 8))
-    net = gl.nn.Sequential(gl.nn.Conv2d(1, 4, 8, stride=8), gl.nn.Flatten(), gl.nn.Linear(256, 2))
-    names = {"net": net}
-    exec(train.replace("epochs=20", "epochs=1, progress=False"), names)
-    exec(own, names)
-    found = gl.data.ImageFolder("photos/train", [names["Invert"]()])
-    rows = np.arange(len(found))
-    x, plain = found.fetch(rows, a_draw(rows))[0], found.fetch(rows)[0]
-    inverted = (x != plain).any(axis=(1, 2, 3))
-    assert 0.4 < inverted.mean() < 0.6
-    np.testing.assert_allclose(x[inverted], 1 - plain[inverted], atol=1e-6)
 
 
 @pytest.mark.parametrize("transforms", [TRANSFORMS, MIXED], ids=["single", "mixed"])

@@ -189,32 +189,6 @@ def test_an_interrupt_of_mpiexec_ends_all_and_lets_rank_0_save(what: str, tmp_pa
 
 @needs_mpi
 @pytest.mark.slow
-def test_the_page_on_parallel_training_runs(tmp_path: Path) -> None:
-    """Its script as it stands there: equal files from 1, 2 and 3 ranks, written by rank 0 alone."""
-    text = (ROOT / "docs" / "parallel.md").read_text()
-    block = re.search(r"    # train.py\n((?:    .*\n|\n)*?)    mpiexec", text)
-    assert block
-    script = re.sub("^    ", "", block[1], flags=re.M).replace("digits.npz", str(ROOT / "examples/data/digits.npz"))
-    assert "net.safetensors" in script
-    saved = []
-    for ranks in (1, 2, 3):
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        rank = "str(communicator('mpi').rank)"
-        (folder / "train.py").write_text(
-            "from gradloom.parallel import communicator\n"
-            + script.replace('"net.safetensors"', f"{str(folder / 'net')!r} + {rank} + '.safetensors'")
-        )
-        ended = run(ranks, folder / "train.py")
-        assert ended.code == 0, ended.err
-        assert [p.name for p in folder.glob("*.safetensors")] == ["net0.safetensors"]
-        assert ended.err.count("epoch 3/3") == 1  # rank 0 alone shows progress
-        saved.append((folder / "net0.safetensors").read_bytes())
-    assert saved[0] == saved[1] == saved[2]
-
-
-@needs_mpi
-@pytest.mark.slow
 def test_no_process_is_left_behind(tmp_path: Path) -> None:
     """Neither a rank nor the one that watches them."""
     marker = f"gradloom-test-{os.getpid()}"
