@@ -347,6 +347,25 @@ def test_sigterm_before_the_first_step(capsys, tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a caller in Python gets the handlers back
 
 
+def test_an_interrupt_while_a_class_is_made(monkeypatch, capsys):
+    """During an import: Python 3.11 raises a RuntimeError from the interrupt."""
+    from gradloom.cli import main as command
+
+    class Wrapped:
+        def __set_name__(self, owner, name):
+            raise KeyboardInterrupt
+
+    def importing(parsed):
+        try:
+            type("Life", (), {"demands": Wrapped()})
+        except KeyboardInterrupt as stop:
+            raise RuntimeError("Error calling __set_name__") from stop
+
+    monkeypatch.setattr(command.app, "invoke", importing)
+    assert command.main(["doctor"]) == 130
+    assert capsys.readouterr().err == "gradloom: interrupted\n"
+
+
 @pytest.mark.slow
 def test_sigterm_while_the_command_starts(tmp_path):
     """It ends by the signal itself, or with its code and a word; never as if by Ctrl-C."""

@@ -363,7 +363,9 @@ def test_what_is_missing_or_unknown_is_said_in_one_line(tmp_path, monkeypatch):
 
 
 def test_the_page_of_logs_names_all_that_lines_hold(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text().partition("| name | meaning |")[2].split("\n\n")[0]
+    page = (
+        (Path(__file__).parents[2] / "docs" / "logs.md").read_text().partition("| name | meaning |")[2].split("\n\n")[0]
+    )
     told = set()
     for row in re.findall(r"^\| (.*?) \|", page, re.M):
         told |= set(row.replace(", ...", "").split(", "))

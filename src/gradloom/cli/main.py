@@ -176,6 +176,9 @@ def _run(given: list[str]) -> int:
     except (MemoryError, RecursionError, OverflowError, UnicodeError, OSError) as error:
         return _refuse(_what_failed(error))
     except RuntimeError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # while a class was made; Python 3.12 does not wrap it
+            warn("gradloom: interrupted")
+            return exit_code(error.__cause__)
         if str(error) != "can't start new thread":  # Python's message if there is no memory for the thread's stack
             raise
         return _refuse(_what_failed(MemoryError(f"{error}")))
