@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 SECONDS = {  # package -> CPU seconds
-    "gpu": 1800, "cli": 1000, "llm": 1600, "train": 700, "parallel": 400, "ops": 300, "faults": 300, "fuzz": 300,
+    "gpu": 1800, "cli": 1000, "llm": 1600, "train": 700, "parallel": 400, "ops": 400, "faults": 300, "fuzz": 300,
     "run": 300, "plan": 300, "core": 200, "eager": 200, "runs": 600, "tables": 300, "data": 240,
     "reports": 300, "metrics": 300, "docs": 800,
 }  # fmt: skip
