@@ -161,7 +161,8 @@ class Run(RunPage, Tuning):
                 self._reading = memory.resident_peak()
                 memory.trim()
                 self.data, self.train_rows, self.val_rows = rows, rows.train, rows.val
-                every = [*_early_stopping(use, len(self.val_rows)), *_as_list(callbacks)]
+                given = [callbacks] if isinstance(callbacks, Callback) else callbacks or ()
+                every = [*_early_stopping(use, len(self.val_rows)), *given]
                 job = TuningJob(
                     loaded, trained, asked, *sizes_of(rows, asked.chosen, use.eval_rows), ranks, exchange, self.saver,
                     options, is_packed=not is_source(data), teacher=teacher,
@@ -452,10 +453,6 @@ def _early_stopping(use: FinetuneOptions, val_rows: int) -> list[Callback]:
         text = f"{{{name}}} requires validation rows: {{val_split}} above 0"
         raise SettingError(text, {name: value, "val_split": ...}, place="finetune")
     return [EarlyStopping(patience or sys.maxsize, restore_best=keep_best, monitor="val_loss")]
-
-
-def _as_list(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
-    return [callbacks] if isinstance(callbacks, Callback) else callbacks or ()
 
 
 def _check_devices(use: FinetuneOptions, options: Mapping[str, Any]) -> None:
