@@ -1,8 +1,7 @@
 """finetune: train an adapter, or the model's own tensors, on text. Built on gl.train.Loop, and meant to be copied.
 
 A row of data is a sequence of `context` tokens that may hold several packed samples; `batch_size` rows make one
-optimiser step, computed in micro-batches. The loss is a mean over all tokens that count in the batch, however they are
-spread over its micro-batches.
+optimiser step, computed in micro-batches. The loss is a mean over all tokens that count in the batch.
 """
 
 from __future__ import annotations
@@ -161,8 +160,7 @@ class Run(RunPage, Tuning):
                 self._reading = memory.resident_peak()
                 memory.trim()
                 self.data, self.train_rows, self.val_rows = rows, rows.train, rows.val
-                given = [callbacks] if isinstance(callbacks, Callback) else callbacks or ()
-                every = [*_early_stopping(use, len(self.val_rows)), *given]
+                every = [*_early_stopping(use, len(self.val_rows)), *_as_list(callbacks)]
                 job = TuningJob(
                     loaded, trained, asked, *sizes_of(rows, asked.chosen, use.eval_rows), ranks, exchange, self.saver,
                     options, is_packed=not is_source(data), teacher=teacher,
@@ -227,8 +225,8 @@ class Run(RunPage, Tuning):
         """The memory that the run needs. It is prepared first, where it is not."""
         if not self.plans:
             self.prepare()
-        found = memory_of(self, "tokenizer" in vars(self.model), self._memory)
-        return replace(found, base=self._base, reading=self._reading)
+        text = "tokenizer" in vars(self.model)
+        return replace(memory_of(self, text, self._memory), base=self._base, reading=self._reading)
 
     def train(self, progress: bool = True) -> Run:
         """All remaining steps; see finetune. After an interruption, another call continues with a new pass.
@@ -445,14 +443,17 @@ def _earlier(use: FinetuneOptions) -> EarlierRun | None:
 
 def _early_stopping(use: FinetuneOptions, val_rows: int) -> list[Callback]:
     """What ends a run early and keeps its best weights, if that is asked."""
-    keep_best, patience = use.keep_best, use.patience
-    if patience is None and not keep_best:
+    if use.patience is None and not use.keep_best:
         return []
     if not val_rows:
-        name, value = ("keep_best", True) if patience is None else ("patience", patience)
+        name, value = ("keep_best", True) if use.patience is None else ("patience", use.patience)
         text = f"{{{name}}} requires validation rows: {{val_split}} above 0"
         raise SettingError(text, {name: value, "val_split": ...}, place="finetune")
-    return [EarlyStopping(patience or sys.maxsize, restore_best=keep_best, monitor="val_loss")]
+    return [EarlyStopping(use.patience or sys.maxsize, restore_best=use.keep_best, monitor="val_loss")]
+
+
+def _as_list(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
+    return [callbacks] if isinstance(callbacks, Callback) else callbacks or ()
 
 
 def _check_devices(use: FinetuneOptions, options: Mapping[str, Any]) -> None:
