@@ -1,4 +1,4 @@
-"""A text classifier: an LSTM over words tells good reviews from bad ones, "not" included.
+"""A text classifier: an LSTM over words separates good reviews from bad ones, "not" included.
 
     python examples/text_lstm.py [--rows 2000] [--epochs 6] [--seed 0]
 

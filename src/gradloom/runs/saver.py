@@ -229,9 +229,8 @@ class Saver(Subscriber):
             need = "need the same, or --overwrite (overwrite=True) to start anew"
             text = f"{self.path}: cannot be resumed: {'; '.join(differ)}"
             before = (self.entries or {}).get("loop.steps_total")
-            by_steps = all(
-                one.startswith("steps is ") or "steps=" in one for one in differ
-            )  # a schedule, or their number
+            # the number of steps, or a schedule that counts them
+            by_steps = all(one.startswith("steps is ") or "steps=" in one for one in differ)
             if by_steps and before and steps_total and before != steps_total and self.kind != "loop":
                 raise TrainError(
                     text + _other_length(self.kind, identity, before, steps_total, need), epochs=..., steps=...

@@ -6,13 +6,8 @@ fn scale_pow2(p: f32, n: i32) -> f32 {  // p 2^n for whole n in [-252, 254]
   return p * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
 }
 
-fn exp_(x: f32) -> f32 {
-  if (is_nan(x)) { return x; }
-  if (bitcast<u32>(x) == 0x7f800000u || x > 88.8) { return infinity(); }
-  if (x < -104.0) { return 0.0; }
-  let n = round(x * 1.44269504);
-  var r = keep(fma(n, -6.93359375e-1, x));
-  r = fma(n, 2.12194440e-4, r);
+// e^r 2^n for |r| <= ln(2) / 2 and whole n
+fn exp_near(r: f32, n: f32) -> f32 {
   var q = 1.382064307e-3;
   q = fma(q, r, 8.369827643e-3);
   q = fma(q, r, 4.166829959e-2);
@@ -21,18 +16,23 @@ fn exp_(x: f32) -> f32 {
   return scale_pow2(fma(r * r, q, r) + 1.0, i32(n));
 }
 
+fn exp_(x: f32) -> f32 {
+  if (is_nan(x)) { return x; }
+  if (bitcast<u32>(x) == 0x7f800000u || x > 88.8) { return infinity(); }
+  if (x < -104.0) { return 0.0; }
+  let n = round(x * 1.44269504);
+  var r = keep(fma(n, -6.93359375e-1, x));
+  r = fma(n, 2.12194440e-4, r);
+  return exp_near(r, n);
+}
+
 fn exp2_(x: f32) -> f32 {
   if (is_nan(x)) { return x; }
   if (bitcast<u32>(x) == 0x7f800000u || x >= 128.0) { return infinity(); }
   if (x < -151.0) { return 0.0; }
   let n = round(x);
   let r = (x - n) * 6.93147182e-1;  // 0 at whole numbers
-  var q = 1.382064307e-3;
-  q = fma(q, r, 8.369827643e-3);
-  q = fma(q, r, 4.166829959e-2);
-  q = fma(q, r, 1.666651219e-1);
-  q = fma(q, r, 4.999999404e-1);
-  return scale_pow2(fma(r * r, q, r) + 1.0, i32(n));
+  return exp_near(r, n);
 }
 
 fn expm1_(x: f32) -> f32 {
