@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULES = ("_core", "_cells")
 GLIBC = (2, 28)
 MACOS = (11, 0)
+COMPILED = (".so", ".pyd", ".pyc")
 DYNAMIC_LOOKUP = 0xFE
 WEAK = ("__gmon_start__", "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable")  # of ELF: may be missing
 # zig's linkers for Mach-O and PE have no list of exported symbols. Of weak ones (operator new and delete, types of
@@ -134,10 +135,10 @@ def materials(files: dict[str, bytes], about: str) -> Iterator[str]:
 
 
 def sources(files: dict[str, bytes]) -> Iterator[str]:
-    """All files of the package in this tree, and no others."""
+    """All files of the package in this tree but compiled ones, and no others."""
     folder = ROOT / "src"
-    kept = (".py", ".pyi", ".typed", ".wgsl", ".js", ".css")
-    tree = {one.relative_to(folder).as_posix() for one in (folder / "gradloom").rglob("*") if one.suffix in kept}
+    paths = [one for one in (folder / "gradloom").rglob("*") if one.is_file() and one.suffix not in COMPILED]
+    tree = {one.relative_to(folder).as_posix() for one in paths}
     there = {file for file in files if file.startswith("gradloom/") and not file.endswith((".so", ".pyd"))}
     if differ := (tree ^ there) - {"gradloom/_version.py"}:
         yield f"the tree and the wheel differ in {', '.join(sorted(differ))}"

@@ -71,7 +71,7 @@ double beyond(std::string_view text) {
 bool parse_plain(std::string_view text, double& value) {
   const size_t digit = text.empty() || text[0] != '.' ? 0 : 1;
   if (digit >= text.size() || !is_digit(text[digit])) return false;
-#if defined(__cpp_lib_to_chars)
+#if defined(__cpp_lib_to_chars) || (defined(_LIBCPP_VERSION) && _LIBCPP_AVAILABILITY_HAS_FROM_CHARS_FLOATING_POINT)
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::general);
   if (end != text.data() + text.size()) return false;
   if (error == std::errc::result_out_of_range) value = beyond(text);
@@ -82,7 +82,7 @@ bool parse_plain(std::string_view text, double& value) {
   stream.imbue(std::locale::classic());
   stream >> value;
   if (stream.fail() && !std::isinf(value) && value == 0 && text.find_first_of("123456789") == text.npos) return false;
-  if (stream.fail()) value = beyond(text);
+  if (stream.fail() && std::fpclassify(value) != FP_SUBNORMAL) value = beyond(text);  // older libc++ fails for these
   return stream.eof();
 #endif
 }

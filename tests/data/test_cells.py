@@ -34,7 +34,8 @@ def test_numbers_are_those_of_python():
     draw = random.Random(0)
     texts = ["0", "-0", "+5", "5.", ".5", "1e5", "1E-5", "1e308", "1e309", "-1e999", "1e-400", "9" * 400, "0" * 400]
     texts += ["0." + "0" * 400 + "1", "9007199254740993", "123456789012345", "1234567890123456", "4.35", "2.675e-3"]
-    texts += ["0.1" + "0" * 30, "0e5", "0.0000e999", "infinity", "-INF", "007", "1.7976931348623157e308", "5e-324"]
+    texts += ["0.1" + "0" * 30, "0e5", "0.0000e999", "infinity", "-INF", "007", "1.7976931348623157e308"]
+    texts += ["5e-324", "-1e-320", "1e-310", "2.4703282292062328e-324"]  # below the smallest normal number
     texts += [repr(draw.gauss(0, 10.0 ** draw.randrange(-12, 12))) for _ in range(2000)]
     texts += [f"{draw.randrange(10**9)}.{draw.randrange(10**6)}" for _ in range(2000)]
     for text in texts:

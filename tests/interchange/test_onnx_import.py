@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gradloom as gl
-from gradloom.interchange import imported
-from tests.interchange.test_onnx_networks import LAYERS, agree, rows, run
-from tests.nn.random_networks import drawn
-from tests.nn.torch_twins import spread
-
-onnx = pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx")  # before modules that skip themselves: imported twice, they are incomplete
 pytest.importorskip("onnxruntime")
+
+import gradloom as gl  # noqa: E402
+from gradloom.interchange import imported  # noqa: E402
+from tests.interchange.test_onnx_networks import LAYERS, agree, rows, run  # noqa: E402
+from tests.nn.random_networks import drawn  # noqa: E402
+from tests.nn.torch_twins import spread  # noqa: E402
+
 helper = onnx.helper
 nn = gl.nn
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gradloom as gl
-from tests.interchange.test_onnx_import import made
-from tests.interchange.test_onnx_networks import agree, run
-
-onnx = pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx")  # before modules that skip themselves: imported twice, they are incomplete
 pytest.importorskip("onnxruntime")
+
+import gradloom as gl  # noqa: E402
+from tests.interchange.test_onnx_import import made  # noqa: E402
+from tests.interchange.test_onnx_networks import agree, run  # noqa: E402
+
 helper = onnx.helper
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 

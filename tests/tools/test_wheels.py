@@ -89,6 +89,15 @@ def test_faults_of_contents_are_found(file: str, text: bytes | None, found: str)
     assert any(found in fault for fault in faults(contents(**{file: text})))
 
 
+def test_a_file_of_a_new_kind_must_be_in_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheels, "ROOT", tmp_path)
+    folder = tmp_path / "src/gradloom"
+    (folder / "__pycache__").mkdir(parents=True)
+    for name in ("table.json", "a.py", "_core.abi3.so", "__pycache__/a.pyc"):
+        (folder / name).touch()
+    assert list(wheels.sources({"gradloom/a.py": b""})) == ["the tree and the wheel differ in gradloom/table.json"]
+
+
 LINUX = wheels.Module(
     "x86_64", frozenset({"libc.so.6"}), frozenset({"PyInit__core"}), frozenset({"PyErr_Clear"}), (2, 14), []
 )
