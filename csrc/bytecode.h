@@ -12,6 +12,10 @@
 // find a copy compiled for a wider instruction set than the machine has.
 #define GL_INLINE inline __attribute__((always_inline))
 
+// A function that is compiled once and called: one whose work is long beside a call, and whose copies in each caller
+// would be most of what there is to compile.
+#define GL_CALLED inline __attribute__((noinline))
+
 namespace gradloom {
 
 constexpr int kMaxRank = 6;

@@ -147,7 +147,7 @@ struct Params {
   }
 };
 
-inline void run_loop1(const Call& c, Loop loop, int part, int parts) {
+GL_CALLED void run_loop1(const Call& c, Loop loop, int part, int parts) {
   const Tensor &x = c[0], &y = c[1];
   const Params params(c);
   const Range r = part_range(y.size(), part, parts, kElementGrain);
@@ -170,7 +170,7 @@ inline bool same_shape(const Tensor& a, const Tensor& b) {
 }
 
 // Elements r of the output, written to `out`, which is where element `base` belongs.
-inline void apply2(const Call& c, Loop loop, Range r, float* out, int64_t base) {
+GL_CALLED void apply2(const Call& c, Loop loop, Range r, float* out, int64_t base) {
   const Tensor &x = c[0], &y = c[1], &z = c[2];
   const Params params(c);
   if (r.begin >= r.end) return;

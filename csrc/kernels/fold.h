@@ -36,14 +36,16 @@ struct FoldMin {
   static double join(double a, double b) { return a < b || a != a ? a : b; }
 };
 
+GL_CALLED F fold_gather(const float* p, int64_t stride) { return F::gather(p, stride); }
+GL_CALLED F fold_gather_n(const float* p, int64_t stride, int n) { return F::gather_n(p, stride, n); }
 template <bool Unit> inline F fold_load(const float* p, int64_t stride) {
-  if constexpr (Unit) return F::load(p);
-  return F::gather(p, stride);
+  if constexpr (Unit || F::N == 1) return F::load(p);
+  return fold_gather(p, stride);
 }
 template <class Op, bool Unit> inline F fold_load_n(const float* p, int64_t stride, int n) {
   F v;
-  if constexpr (Unit) v = F::load_n(p, n);
-  else v = F::gather_n(p, stride, n);
+  if constexpr (Unit || F::N == 1) v = F::load_n(p, n);
+  else v = fold_gather_n(p, stride, n);
   if constexpr (Op::paired) return v;  // zeros are the unit of a sum
   return select(Mask<float>::first_n(n), v, Op::unit());
 }
@@ -69,9 +71,13 @@ inline double pair_value(float hi, float lo) {
 }
 
 // Fold n elements in a line into the lanes of (hi, lo).
-template <class Op, bool Unit> inline void fold_row(const float* p, int64_t n, int64_t stride, F& hi, F& lo) {
+template <class Op, bool Unit> GL_CALLED void fold_row(const float* p, int64_t n, int64_t stride, F& hi, F& lo) {
   constexpr int64_t N = F::N;
   const int64_t s = Unit ? 1 : stride;
+  if (n > 0 && n <= N) {
+    const F v = n == N ? fold_load<Unit>(p, s) : fold_load_n<Op, Unit>(p, s, static_cast<int>(n));
+    return fold_into<Op>(Op::merge(v, Op::unit()), hi, lo);
+  }
   int64_t i = 0;
   while (i < n) {
     const int64_t stop = n - i > kFoldBlock ? i + kFoldBlock : n;
@@ -105,7 +111,7 @@ template <class Op> inline double lanes_value(F hi, F lo) {
 // Fold `rows` rows of `width` columns into hi (and lo for sums), one accumulator per column. Rows go in blocks that
 // stay in the first cache: within one, a vector of columns is summed in registers.
 template <class Op, bool Unit>
-inline void fold_columns(const float* p, int64_t rows, int64_t row_stride, int64_t width, int64_t stride, float* hi,
+GL_CALLED void fold_columns(const float* p, int64_t rows, int64_t row_stride, int64_t width, int64_t stride, float* hi,
                          float* lo) {
   constexpr int64_t N = F::N;
   const int64_t s = Unit ? 1 : stride, down = row_stride;

@@ -82,7 +82,7 @@ struct StridedSource {
     if (deep == 1) return ahead_of(at(i0, p0), i1 - i0, depth * 4, along * 4);
     return Ahead{};
   }
-  void strips(int64_t i0, int64_t i1, int64_t p0, int64_t depth, int width, int round, float* to) const {
+  GL_CALLED void strips(int64_t i0, int64_t i1, int64_t p0, int64_t depth, int width, int round, float* to) const {
     const float* from = at(i0, p0);
     int64_t left = i1 - i0;
     if (along == 1) {

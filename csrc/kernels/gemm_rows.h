@@ -44,8 +44,7 @@ inline std::array<typename Q::Head, sizeof...(r)> heads_of(const uint8_t* w, int
 // sums[i][j] (row stride kRowColumns) = x[i] . w[j], j in 0 .. R; x and w: rows ldx numbers and w_step bytes apart.
 template <class Q, class As, int M, int R>
 inline void dot_side_by_side(const float* x, int64_t ldx, const uint8_t* w, int64_t w_step, int64_t k, float* sums) {
-  constexpr int V = quant::kChunk / F::N, kChunks = Q::kElements / quant::kChunk;
-  constexpr int kTogether = kChunks == 1 ? 1 : 2;  // chunks that may share bytes
+  constexpr int V = quant::kChunk / F::N, kChunks = Q::kElements / quant::kChunk, kTurn = kChunks < 4 ? kChunks : 4;
   F sum[R][M][V];
 #pragma GCC unroll 4
   for (int r = 0; r < R; r++)
@@ -60,13 +59,14 @@ inline void dot_side_by_side(const float* x, int64_t ldx, const uint8_t* w, int6
 #pragma GCC unroll kUnrolled
     for (int b = 0; b < R * Q::kBytes; b += 64) __builtin_prefetch(ahead + b);
     ahead += R * Q::kBytes;
-#pragma GCC unroll kUnrolled
-    for (int c0 = 0; c0 < kChunks; c0 += kTogether)
+#pragma GCC unroll 1  // the chunks of each turn differ in the same ways
+    for (int turn = 0; turn < kChunks; turn += kTurn)
 #pragma GCC unroll 4
       for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-        for (int c = c0; c < c0 + kTogether; c++) {
+#pragma GCC unroll 4
+        for (int t = 0; t < kTurn; t++) {
           const uint8_t* const block = w + r * w_step;
+          const int c = turn + t;
           F y[V];
           Q::template chunk<As>(block, heads[r], c, [&](int p, F numbers) { y[p / F::N] = numbers; });
 #pragma GCC unroll kUnrolled
@@ -103,9 +103,12 @@ template <class Q, class As, int M>
 __attribute__((noinline)) void dot_rows(const float* x, int64_t ldx, const uint8_t* w, int64_t w_step, int64_t k,
                                         int64_t columns, float* sums) {
   constexpr int R = kSideBySide<M>;
-  int64_t j = 0;
-  for (; j + R <= columns; j += R) dot_side_by_side<Q, As, M, R>(x, ldx, w + j * w_step, w_step, k, sums + j);
-  for (; j < columns; j++) dot_side_by_side<Q, As, M, 1>(x, ldx, w + j * w_step, w_step, k, sums + j);
+  const bool few = columns < R;  // then one row R times; else the last R rows, some of them once more
+  for (int64_t done = 0; done < columns;) {
+    const int64_t j = few || columns - done >= R ? done : columns - R;
+    dot_side_by_side<Q, As, M, R>(x, ldx, w + j * w_step, few ? 0 : w_step, k, sums + j);
+    done = j + (few ? 1 : R);
+  }
 }
 
 #if defined(GL_BF16_PAIRS)
@@ -121,7 +124,7 @@ template <class As> DotFn dots(DType t, int64_t m) {
   switch (t) {
     case DType::f32: return dots_of<Floats, As>(m);
     case DType::f16: return dots_of<quant::Halves<false>, As>(m);
-    case DType::bf16: return dots_of<quant::Halves<true>, As>(m);
+    case DType::bf16: return dots_of<quant::Halves<true>, quant::Exact>(m);  // rounded already
     case DType::q4_0: return dots_of<quant::Q4<false>, As>(m);
     case DType::q4_1: return dots_of<quant::Q4<true>, As>(m);
     case DType::q5_0: return dots_of<quant::Q5<false>, As>(m);

@@ -54,6 +54,11 @@ constexpr int kTileRows = 6, kTileVectors = 2;  // 12 sums, 2 of B, 1 of A: 15 o
 #endif
 #endif
 constexpr int kTileColumns = kTileVectors * Lanes::N;
+#if defined(GL_ISA_AVX512)
+constexpr bool kMasksAreFree = true;  // load_n is nearly as fast as load: one code for small tiles, whole or partial
+#else
+constexpr bool kMasksAreFree = false;
+#endif
 
 // Memory that will be packed next, fetched a line at a time while tiles are computed: packing then reads what is near.
 // Rows of `lines` cache lines each.
@@ -210,7 +215,8 @@ struct Tiles {
   TileFn fn[2][2][kTileVectors][kTileRows];
   template <Side side, bool partial, int NV, int MR>
   constexpr void fill() {
-    fn[static_cast<int>(side)][partial][NV - 1][MR - 1] = tile<Unit, MR, NV, side, partial>;
+    constexpr bool masked = partial || (kMasksAreFree && MR < kTileRows && NV < kTileVectors);
+    fn[static_cast<int>(side)][partial][NV - 1][MR - 1] = tile<Unit, MR, NV, side, masked>;
     if constexpr (MR > 1) fill<side, partial, NV, MR - 1>();
   }
   template <Side side>

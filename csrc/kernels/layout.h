@@ -146,18 +146,18 @@ template <class T> void run_pad(const Call& c, int phase, int part, int parts, v
     window.shape[i] = x.shape[i];
   }
   window.data = y.as<T>() + offset;
-  if (x.size() > 0) move<T>(x, window, part, parts);
+  if (x.size() > 0) move<int32_t>(x, window, part, parts);
 }
 
 inline constexpr KernelRow kLayoutRows[] = {
-    {"copy", "f32", plan_copy, run_copy<float>},
+    {"copy", "f32", plan_copy, run_copy<int32_t>},
     {"copy", "i32", plan_copy, run_copy<int32_t>},
     {"copy", "u8", plan_copy, run_copy<uint8_t>},
     {"copy", "i64", plan_copy, run_copy<int64_t>},
     {"copy", "f16", plan_copy, run_copy<uint16_t>},
     {"copy", "bf16", plan_copy, run_copy<uint16_t>},
-    {"flip", "f32", plan_copy, run_flip<float>},
-    {"concat", "f32", plan_concat, run_concat<float>},
+    {"flip", "f32", plan_copy, run_flip<int32_t>},
+    {"concat", "f32", plan_concat, run_concat<int32_t>},
     {"pad", "f32", plan_pad, run_pad<float>},
 };
 

@@ -26,6 +26,8 @@ struct HeadRow {
   float top, share, rest, weight;  // share and rest hold the weight, too
 };
 
+GL_CALLED float head_exp(float x) { return reduce_max(exp(F::set1(x))); }
+
 // What is computed: (x, w, labels, weights) -> loss, weight, dx, dw; or (x, w, labels) -> losses.
 enum class HeadKind { sum, rows };
 
@@ -139,7 +141,7 @@ inline gemm::Product head_product(int64_t m, int64_t n, int64_t k, const float* 
 
 // c [m, n] (+)= a [m, k] b[j0 .. j0 + n, k0 .. k0 + k]^T; `next` is fetched at the end.
 template <class B>
-inline void head_multiply(const gemm::Product& p, const B& b, int64_t j0, int64_t k0, bool add, float* strips,
+GL_CALLED void head_multiply(const gemm::Product& p, const B& b, int64_t j0, int64_t k0, bool add, float* strips,
                           const gemm::Ahead& next) {
   for (int64_t j = 0; j < p.n; j += gemm::kGroup) {
     const int64_t end = j + gemm::kGroup < p.n ? j + gemm::kGroup : p.n;

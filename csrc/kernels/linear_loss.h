@@ -32,7 +32,7 @@
 
 namespace gradloom::GL_ISA {
 
-template <class W, HeadKind kind> inline void linear_loss_plan(const Call& call, KernelPlan& plan) {
+template <class W> GL_CALLED void linear_loss_plan_of(const Call& call, HeadKind kind, KernelPlan& plan) {
   Head<W> h;
   describe_head(call, kind, h);
   plan.phases = kind == HeadKind::sum ? 4 : 3;
@@ -44,6 +44,9 @@ template <class W, HeadKind kind> inline void linear_loss_plan(const Call& call,
     plan.parts[3] = h.tasks < blocks ? static_cast<uint32_t>(h.tasks) : static_cast<uint32_t>(blocks);
   plan.workspace_bytes = head_room(h, nullptr);
   plan.scratch_bytes = HeadProducts<W>::scratch_floats(h) * sizeof(float);
+}
+template <class W, HeadKind kind> inline void linear_loss_plan(const Call& call, KernelPlan& plan) {
+  linear_loss_plan_of<W>(call, kind, plan);
 }
 
 // ---- phases ---------------------------------------------------------------------------------------------
@@ -85,7 +88,7 @@ template <class W> inline HeadGrid head_grid(const Head<W>& h) {
   return {blocks, ranges < 1 ? 1 : ranges < columns ? ranges : columns};
 }
 
-template <class W> inline void head_task(const Head<W>& h, const HeadGrid& grid, int64_t task, void* scratch) {
+template <class W> GL_CALLED void head_task(const Head<W>& h, const HeadGrid& grid, int64_t task, void* scratch) {
   const int64_t block = task / grid.ranges, part = task % grid.ranges;
   const Range list = grid.rows(*h.count, block), range = grid.columns(h.v, part);
   HeadProducts<W> products(h, scratch);
@@ -108,7 +111,7 @@ template <class W> inline void head_task(const Head<W>& h, const HeadGrid& grid,
       if (top > tops[r] + kHeadSlack || tops[r] == -__builtin_inff()) {
         if constexpr (HeadProducts<W>::kRounded) top = reduce_max(next_power(F::set1(top)));
         if (v0 > range.begin) {
-          const float less = tops[r] == -__builtin_inff() ? 0.0f : reduce_max(exp(F::set1(tops[r] - top)));
+          const float less = tops[r] == -__builtin_inff() ? 0.0f : head_exp(tops[r] - top);
           sums[r] *= static_cast<double>(less);
           float* const s = share + r * h.d;
           if (h.dx) row_each(h.d, [&](int64_t i, auto t) { row_store(s + i, row_load(s + i, t) * F::set1(less), t); });
@@ -126,7 +129,7 @@ template <class W> inline void head_task(const Head<W>& h, const HeadGrid& grid,
   }
 }
 
-template <class W> inline void head_rows(const Head<W>& h, const HeadGrid& grid, Range rows, void* scratch) {
+template <class W> GL_CALLED void head_rows(const Head<W>& h, const HeadGrid& grid, Range rows, void* scratch) {
   const HeadProducts<W> products(h, scratch);
   for (int64_t r = rows.begin; r < rows.end; r++) {
     float* const dx = h.dx ? h.dx + r * h.d : nullptr;
@@ -146,8 +149,8 @@ template <class W> inline void head_rows(const Head<W>& h, const HeadGrid& grid,
     for (int64_t k = 0; k < grid.ranges; k++) top = h.tops[at + k * size] > top ? h.tops[at + k * size] : top;
     double others = 0;
     for (int64_t k = 0; k < grid.ranges; k++)
-      others += h.sums[at + k * size] * static_cast<double>(reduce_max(exp(F::set1(h.tops[at + k * size] - top))));
-    const double own = static_cast<double>(reduce_max(exp(F::set1(label - top)))), sum = others + own;
+      others += h.sums[at + k * size] * static_cast<double>(head_exp(h.tops[at + k * size] - top));
+    const double own = static_cast<double>(head_exp(label - top)), sum = others + own;
     const float weight = h.weights ? h.weights[r] : 1.0f;
     // -log(own / sum), from the small number where the label is the likely one
     const bool likely = others <= own;
@@ -161,7 +164,7 @@ template <class W> inline void head_rows(const Head<W>& h, const HeadGrid& grid,
     if (!dx) continue;
     for (int64_t k = 0; k < grid.ranges; k++) {
       const float* const s = h.shares + (at + k * size) * h.d;
-      const F scale = F::set1(end.share * reduce_max(exp(F::set1(h.tops[at + k * size] - top))));
+      const F scale = F::set1(end.share * head_exp(h.tops[at + k * size] - top));
       row_each(h.d, [&](int64_t i, auto t) {
         const F part = row_load(s + i, t) * scale;
         row_store(dx + i, k ? row_load(dx + i, t) + part : part, t);
@@ -181,7 +184,7 @@ template <class W> inline void head_rows(const Head<W>& h, const HeadGrid& grid,
 }
 
 // dw of one block of the vocabulary
-template <class W> inline void head_columns(const Head<W>& h, const HeadGrid& grid, int64_t v0, void* scratch) {
+template <class W> GL_CALLED void head_columns(const Head<W>& h, const HeadGrid& grid, int64_t v0, void* scratch) {
   HeadProducts<W> products(h, scratch);
   const int64_t columns = h.v - v0 < kHeadColumns ? h.v - v0 : kHeadColumns;
   float* const dw = h.dw + v0 * h.d;
@@ -206,8 +209,9 @@ template <class W> inline void head_columns(const Head<W>& h, const HeadGrid& gr
 }
 
 // (x [n, d], w [v, d], labels [n], weights [n]) -> loss, weight, dx [n, d], dw [v, d]; or (x, w, labels) -> losses [n]
-template <HeadKind kind, class W>
-inline void linear_loss_phase(const Call& call, Head<W>& h, int phase, int part, int parts, void* scratch) {
+template <class W>
+GL_CALLED void linear_loss_phase(const Call& call, HeadKind kind, Head<W>& h, int phase, int part, int parts,
+                                 void* scratch) {
   describe_head(call, kind, h);
   head_room(h, call.workspace().as<char>());
   if (phase == 0) return head_list(h, call);
@@ -234,7 +238,7 @@ template <HeadKind kind, class W>
 inline void linear_loss_run(const Call& call, int phase, int part, int parts, void* scratch) {
   Head<W> h;
   set_head_weight(call[1], h);
-  linear_loss_phase<kind>(call, h, phase, part, parts, scratch);
+  linear_loss_phase(call, kind, h, phase, part, parts, scratch);
 }
 
 #define GL_LOSSES(signature, W)                                                                              \

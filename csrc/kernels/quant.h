@@ -110,17 +110,33 @@ struct Q8 {  // q8_0: d q
 };
 
 // Blocks of 256. Chunk c of q2_k and q3_k: bits 2 (c % 4) and up of 32 bytes; a scale for 16 numbers.
+
+// What a block's head makes of its scales: numbers that go to all lanes from memory, where that needs no shuffle.
+template <int count> struct Scales {
+  alignas(64) float numbers[count];
+  void keep() { asm("" : "+m"(numbers)); }
+};
+
 struct Q2K {  // d (s & 15) q - dmin (s >> 4)
   static constexpr int64_t kElements = 256, kBytes = 84;
-  using Head = Nothing;
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head&, int c, Put put) {
-    const float d = half_at(block + 80), least = half_at(block + 82);
+  struct Head : Scales<32> {  // the scales, then the minima
+    explicit Head(const uint8_t* block) {
+      const F d = F::set1(half_at(block + 80)), least = F::set1(half_at(block + 82));
+#pragma GCC unroll 4
+      for (int i = 0; i < 16; i += F::N) {
+        const I s = load_bytes(block + i);
+        (d * to_f32(low(s, 15))).store(numbers + i);
+        (least * to_f32(shift_right_logical(s, 4))).store(numbers + 16 + i);
+      }
+      keep();
+    }
+  };
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head& head, int c, Put put) {
     const uint8_t* const q = block + 16 + 32 * (c / 4);
     const int shift = 2 * (c % 4);
 #pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-      const int s = block[2 * c + h];
-      const F scale = F::set1(d * static_cast<float>(s & 15)), min = F::set1(least * static_cast<float>(s >> 4));
+      const F scale = F::set1(head.numbers[2 * c + h]), min = F::set1(head.numbers[16 + 2 * c + h]);
 #pragma GCC unroll 2
       for (int i = 16 * h; i < 16 * h + 16; i += F::N)
         put(i, As::of(scale * to_f32(low(shift_right_logical(load_bytes(q + i), shift), 3)) - min));
@@ -128,20 +144,28 @@ struct Q2K {  // d (s & 15) q - dmin (s >> 4)
   }
 };
 
-struct Q3K {  // d (s - 32) (q - 4 where bit c of the mask is 0)
+struct Q3K {  // d (s - 32) (q - 4 where bit c of the mask is 0); the scales: four bits, then two more
   static constexpr int64_t kElements = 256, kBytes = 110;
-  using Head = Nothing;
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head&, int c, Put put) {
-    const float d = half_at(block + 108);
+  struct Head : Scales<16> {
+    explicit Head(const uint8_t* block) {
+      const uint32_t a = word_at(block + 96), b = word_at(block + 100), c = word_at(block + 104);
+      const uint32_t six[4] = {(a & 0x0f0f0f0f) | (c << 4 & 0x30303030), (b & 0x0f0f0f0f) | (c << 2 & 0x30303030),
+                               (a >> 4 & 0x0f0f0f0f) | (c & 0x30303030), (b >> 4 & 0x0f0f0f0f) | (c >> 2 & 0x30303030)};
+      uint8_t bytes[16];
+      std::memcpy(bytes, six, 16);
+      const F d = F::set1(half_at(block + 108));
+#pragma GCC unroll 4
+      for (int i = 0; i < 16; i += F::N) (d * to_f32(load_bytes(bytes + i) - I::set1(32))).store(numbers + i);
+      keep();
+    }
+  };
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head& head, int c, Put put) {
     const uint8_t* const q = block + 32 + 32 * (c / 4);
-    const uint8_t* const scales = block + 96;
     const int shift = 2 * (c % 4);
     const I bit = I::set1(1 << c);
 #pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-      const int k = 2 * c + h;
-      const int s = ((k < 8 ? scales[k] & 15 : scales[k - 8] >> 4) | ((scales[8 + k % 4] >> (2 * (k / 4)) & 3) << 4)) - 32;
-      const F scale = F::set1(d * static_cast<float>(s));
+      const F scale = F::set1(head.numbers[2 * c + h]);
 #pragma GCC unroll 2
       for (int i = 16 * h; i < 16 * h + 16; i += F::N) {
         const I x = low(shift_right_logical(load_bytes(q + i), shift), 3);
@@ -153,8 +177,7 @@ struct Q3K {  // d (s - 32) (q - 4 where bit c of the mask is 0)
 };
 
 // The scales and minima of a block of q4_k or q5_k: six bits each, in 12 bytes.
-struct SixBitScales {
-  alignas(64) float numbers[16];  // the scales of the chunks, then their minima
+struct SixBitScales : Scales<16> {  // the scales of the chunks, then their minima
   explicit SixBitScales(const uint8_t* block) {
     const uint32_t a = word_at(block + 4), b = word_at(block + 8), c = word_at(block + 12);
     const uint32_t six[4] = {a & 0x3f3f3f3f, (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030), b & 0x3f3f3f3f,
@@ -167,7 +190,7 @@ struct SixBitScales {
       const F of = F::N > 8 ? select(Mask<float>::first_n(8), d, least) : i < 8 ? d : least;
       (of * to_f32(load_bytes(bytes + i))).store(numbers + i);
     }
-    asm("" : "+m"(numbers));  // to memory: from there a number goes to all lanes without a shuffle
+    keep();
   }
 };
 
@@ -204,15 +227,22 @@ struct Q5K {  // as q4_k; the fifth bit of chunk c is bit c of 32 bytes
 
 struct Q6K {  // d s (q - 32); a signed scale for 16 numbers
   static constexpr int64_t kElements = 256, kBytes = 210;
-  using Head = Nothing;
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head&, int c, Put put) {
-    const float d = half_at(block + 208);
+  struct Head : Scales<16> {
+    explicit Head(const uint8_t* block) {
+      const F d = F::set1(half_at(block + 208));
+#pragma GCC unroll 4
+      for (int i = 0; i < 16; i += F::N)
+        (d * load_i8(reinterpret_cast<const int8_t*>(block + 192 + i))).store(numbers + i);
+      keep();
+    }
+  };
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head& head, int c, Put put) {
     const uint8_t* const q = block + 64 * (c / 4) + 32 * (c % 2);
     const uint8_t* const top = block + 128 + 32 * (c / 4);
     const int shift = 4 * (c / 2 % 2), shift_top = 2 * (c % 4);
 #pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-      const F scale = F::set1(d * static_cast<float>(static_cast<int8_t>(block[192 + 2 * c + h])));
+      const F scale = F::set1(head.numbers[2 * c + h]);
 #pragma GCC unroll 2
       for (int i = 16 * h; i < 16 * h + 16; i += F::N) {
         const I x = low(shift_right_logical(load_bytes(q + i), shift), 15);

@@ -24,6 +24,7 @@ struct Reduction {
   int64_t fold_n[kMaxRank], fold_in[kMaxRank];
   int64_t outputs = 1, length = 1;  // length: elements folded into each output, repeats along stride 0 left out
   double repeat = 1;
+  bool mean = false;
   bool across = false;  // lanes run along the innermost kept axis: sums down columns
   int64_t width = 1, chunk = 1, chunks = 1;  // of that axis: its extent, columns per task, tasks per line
   int64_t lines = 1;  // positions of the other kept axes
@@ -131,7 +132,7 @@ inline void reduce_plan(const Call& call, KernelPlan& plan) {
 
 // Fold what belongs to the output at p, over a slice of the outermost folded axis, into the lanes of (hi, lo).
 template <class Op, bool Unit>
-inline void reduce_line(const Reduction& r, const float* p, Walk<1>& outer, Range slice, F& hi, F& lo) {
+GL_CALLED void reduce_line(const Reduction& r, const float* p, Walk<1>& outer, Range slice, F& hi, F& lo) {
   const int last = r.folded - 1;
   const int64_t n = r.fold_n[last], s = r.fold_in[last];
   if (last == 0) {
@@ -152,8 +153,8 @@ inline void reduce_line(const Reduction& r, const float* p, Walk<1>& outer, Rang
 // Narrow dense rows are taken several at a time, as one row of whole vectors; their number is the result, and what
 // they left is folded by column_value.
 template <class Op, bool Unit>
-inline int64_t reduce_chunk(const Reduction& r, const float* p, int64_t width, Walk<1>& outer, Range slice, float* hi,
-                            float* lo) {
+GL_CALLED int64_t reduce_chunk(const Reduction& r, const float* p, int64_t width, Walk<1>& outer, Range slice,
+                               float* hi, float* lo) {
   const int last = r.folded - 1;
   const int64_t s = r.kept_in[r.kept - 1], down = r.fold_in[last];
   int64_t rows = last == 0 ? slice.end - slice.begin : r.fold_n[last], wrap = 1;
@@ -193,14 +194,14 @@ inline F column_value(const float* hi, const float* lo, int64_t width, int64_t w
   return h;
 }
 
-template <class Op, bool Mean> inline float reduce_result(const Reduction& r, double total) {
-  if constexpr (Mean) return static_cast<float>(total / static_cast<double>(r.length));
+template <class Op> inline float reduce_result(const Reduction& r, double total) {
+  if (r.mean) return static_cast<float>(total / static_cast<double>(r.length));
   if constexpr (Op::paired) return static_cast<float>(total * r.repeat);
   return static_cast<float>(total);
 }
 
-template <class Op, bool Unit, bool Mean>
-inline void reduce_body(const Call& call, const Reduction& r, int phase, int part, int parts, void* scratch) {
+template <class Op>
+GL_CALLED void reduce_body(const Call& call, const Reduction& r, int phase, int part, int parts, void* scratch) {
   const float* x = call[0].as<const float>();
   float* y = call[1].as<float>();
   if (phase == 1) {  // join the slices, in order
@@ -213,7 +214,7 @@ inline void reduce_body(const Call& call, const Reduction& r, int phase, int par
     for (int64_t o = range.begin; o < range.end; o++, out.next()) {
       double total = partial[o];
       for (int s = 1; s < r.split; s++) total = Op::join(total, partial[s * r.outputs + o]);
-      y[out.at[0]] = reduce_result<Op, Mean>(r, total);
+      y[out.at[0]] = reduce_result<Op>(r, total);
     }
     return;
   }
@@ -225,19 +226,22 @@ inline void reduce_body(const Call& call, const Reduction& r, int phase, int par
   for (int i = 0; i < line.rank; i++)
     line.shape[i] = r.kept_n[i], line.stride[0][i] = r.kept_in[i], line.stride[1][i] = r.kept_out[i];
   const Range all = {0, r.fold_n[0]};
+  const bool unit = (r.across ? r.kept_in[r.kept - 1] : r.fold_in[r.folded - 1]) == 1;
+  const auto fold_line = unit ? reduce_line<Op, true> : reduce_line<Op, false>;
+  const auto fold_chunk = unit ? reduce_chunk<Op, true> : reduce_chunk<Op, false>;
   double* partial = r.split > 1 ? call.workspace().as<double>() + part * r.outputs : nullptr;
 
   if (!r.across) {
     const auto one = [&](const float* p, Range slice) {
       F hi = Op::unit(), lo = F::zero();
-      reduce_line<Op, Unit>(r, p, outer, slice, hi, lo);
+      fold_line(r, p, outer, slice, hi, lo);
       return lanes_value<Op>(hi, lo);
     };
     if (r.split == 1) {
       const Range range = part_range(r.outputs, part, parts);
       line.seek(range.begin);
       for (int64_t o = range.begin; o < range.end; o++, line.next())
-        y[line.at[1]] = reduce_result<Op, Mean>(r, one(x + line.at[0], all));
+        y[line.at[1]] = reduce_result<Op>(r, one(x + line.at[0], all));
     } else if (r.folded == 1) {
       const Range slice = part_range(r.fold_n[0], part, parts, kFoldBlock);
       line.seek(0);
@@ -254,7 +258,7 @@ inline void reduce_body(const Call& call, const Reduction& r, int phase, int par
         line.seek(0);
         for (int64_t o = 0; o < r.outputs; o++, line.next()) {
           F h = F::load(hi + o * F::N), l = F::load(lo + o * F::N);
-          reduce_line<Op, Unit>(r, x + line.at[0], outer, {i, i + 1}, h, l);
+          fold_line(r, x + line.at[0], outer, {i, i + 1}, h, l);
           h.store(hi + o * F::N);
           l.store(lo + o * F::N);
         }
@@ -281,14 +285,14 @@ inline void reduce_body(const Call& call, const Reduction& r, int phase, int par
   line.seek(tasks.begin / r.chunks);
   for (int64_t t = tasks.begin, chunk = tasks.begin % r.chunks; t < tasks.end; t++) {
     const int64_t c0 = chunk * r.chunk, width = r.width - c0 < r.chunk ? r.width - c0 : r.chunk;
-    const int64_t wrap = reduce_chunk<Op, Unit>(r, x + line.at[0] + c0 * in, width, outer, slice, hi, lo);
+    const int64_t wrap = fold_chunk(r, x + line.at[0] + c0 * in, width, outer, slice, hi, lo);
     float* to = y + line.at[1] + c0 * out;
     double* to_partial = partial ? partial + t / r.chunks * r.width + c0 : nullptr;
     const F factor = F::set1(static_cast<float>(r.repeat)), count = F::set1(static_cast<float>(r.length));
     row_each(width, [&](int64_t c, auto v) {
       F value = column_value<Op>(hi, lo, width, wrap, c, v);
       if (!to_partial) {
-        if constexpr (Mean) value /= count;
+        if (r.mean) value /= count;
         else if constexpr (Op::paired) value *= factor;
         if (out == 1) {
           row_store(to + c, value, v);
@@ -306,17 +310,16 @@ inline void reduce_body(const Call& call, const Reduction& r, int phase, int par
   }
 }
 
-template <class Op, bool Mean = false>
+template <class Op, bool mean = false>
 inline void reduce_run(const Call& call, int phase, int part, int parts, void* scratch) {
-  const Reduction r = reduction_layout(call);
+  Reduction r = reduction_layout(call);
+  r.mean = mean;
   if (r.outputs == 0) return;
   if (r.length == 0) {
-    for (int64_t o = 0; o < r.outputs; o++) call[1].as<float>()[o] = reduce_result<Op, Mean>(r, Op::start());
+    for (int64_t o = 0; o < r.outputs; o++) call[1].as<float>()[o] = reduce_result<Op>(r, Op::start());
     return;
   }
-  const int64_t inner = r.across ? r.kept_in[r.kept - 1] : r.fold_in[r.folded - 1];
-  if (inner == 1) reduce_body<Op, true, Mean>(call, r, phase, part, parts, scratch);
-  else reduce_body<Op, false, Mean>(call, r, phase, part, parts, scratch);
+  reduce_body<Op>(call, r, phase, part, parts, scratch);
 }
 
 inline constexpr KernelRow kReduceRows[] = {

@@ -36,8 +36,9 @@ inline void sort_insertion(uint64_t* words, int64_t n) {
 }
 
 // By the upper 32 bits, between `words` and `other`, both of n; the result is in `words`.
-inline void sort_radix(uint64_t* words, uint64_t* other, int64_t n) {
+GL_CALLED void sort_radix(uint64_t* words, uint64_t* other, int64_t n) {
   uint64_t* const home = words;
+#pragma GCC unroll 4
   for (int shift = 32; shift < 64; shift += 8) {
     int64_t offsets[kSortDigits] = {};
     for (int64_t i = 0; i < n; i++) offsets[words[i] >> shift & 255]++;

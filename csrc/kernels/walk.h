@@ -16,7 +16,7 @@ template <int K> struct Axes {
 };
 
 // Inputs are aligned to the right with `shape`; a missing axis or one of size 1 is broadcast.
-template <int K> inline Axes<K> join_axes(const int64_t* shape, int rank, const Tensor* const* in) {
+template <int K> GL_CALLED Axes<K> join_axes(const int64_t* shape, int rank, const Tensor* const* in) {
   Axes<K> a;
   a.rank = 0;
   for (int i = 0; i < rank; i++) {
@@ -47,7 +47,7 @@ template <int K> struct RowWalk {
   int64_t offset[K];  // of the row's first element
   int64_t column;
 
-  RowWalk(const Axes<K>& a, int64_t at) : axes(a) {
+  GL_CALLED RowWalk(const Axes<K>& a, int64_t at) : axes(a) {
     const int last = a.rank - 1;
     int64_t row = at / a.shape[last];
     column = at - row * a.shape[last];
@@ -77,7 +77,7 @@ template <int Streams> struct Walk {
   int64_t stride[Streams][kMaxRank];
   int64_t at[Streams] = {};
 
-  void seek(int64_t position) {
+  GL_CALLED void seek(int64_t position) {
     for (int s = 0; s < Streams; s++) at[s] = 0;
     for (int i = rank - 1; i >= 0; i--) {
       index[i] = position % shape[i];
@@ -101,7 +101,7 @@ template <int Streams> struct Walk {
 };
 
 // Elements [begin, end) of x's flattened shape, in order, as a dense run of T.
-template <class T> inline void fetch(const Tensor& x, int64_t begin, int64_t end, T* to) {
+template <class T> GL_CALLED void fetch(const Tensor& x, int64_t begin, int64_t end, T* to) {
   const Tensor* in[1] = {&x};
   const Axes<1> axes = join_axes<1>(x.shape, x.rank, in);
   const int last = axes.rank - 1;

@@ -245,7 +245,7 @@ inline F remainder(F x, F y) {
 // ---- pow ------------------------------------------------------------------------------------------------
 
 // One lane in double precision, without branches, so that the compiler takes several at once.
-inline float pow_one(float x, float y) {
+GL_INLINE float pow_one(float x, float y) {
   const float ax = __builtin_fabsf(x);
   // log2 |x| = e + log2 m, m in [sqrt(1/2), sqrt(2)): 2/ln 2 artanh(s), s = (m - 1) / (m + 1)
   const double d = ax;  // exact, normal also where x is denormal

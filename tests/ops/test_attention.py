@@ -47,6 +47,17 @@ def test_rope_is_multiplication_by_a_complex_number(pairing: str, dims: int, isa
     assert np.array_equal(y[..., dims:], x[..., dims:])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_rope_has_the_same_bits_for_both_pairings(isa: str) -> None:
+    """Each product is rounded: no compiler makes a multiply-add of it in one of the two."""
+    x = f32(np.random.default_rng(0), 7, 3, 64)
+    halves = np.concatenate([x[..., 0::2], x[..., 1::2]], -1)
+    positions, frequencies, value = np.arange(7, dtype=np.int32), ops.rope_frequencies(64), gl.input("x", x.shape)
+    (y,) = gl.compile(ops.rope(value, positions, frequencies, pairing="interleaved"), isa=isa)(x=x)
+    (z,) = gl.compile(ops.rope(value, positions, frequencies, pairing="half"), isa=isa)(x=halves)
+    assert np.array_equal(np.concatenate([y[..., 0::2], y[..., 1::2]], -1), z)
+
+
 def test_rope_back_is_rope_backwards() -> None:
     rng = np.random.default_rng(0)
     x, g = gl.input("x", (5, 2, 8)), gl.input("g", (5, 2, 8))
