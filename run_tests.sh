@@ -83,8 +83,8 @@ lint() {
   .venv/bin/mypy --strict --explicit-package-bases --cache-dir .mypy_cache/strict examples
 }
 
-under_switch() {  # one suite, many configurations: plans and kernels must not care; kills and the capsules of all ops are tested without switches alone
-  env "$1" $py -m pytest -q -n "$jobs" -k "not kill and not of_all_ops" tests/train tests/runs tests/nn tests/optim tests/golden tests/eager/test_random_scripts.py \
+under_switches() {  # one suite, many configurations: plans and kernels must not care; kills and the capsules of all ops are tested without switches alone
+  env "$@" $py -m pytest -q -n "$jobs" -k "not kill and not of_all_ops" tests/train tests/runs tests/nn tests/optim tests/golden tests/eager/test_random_scripts.py \
     2>.ci-debug.log || { tail -50 .ci-debug.log; exit 1; }
   rm -f .ci-debug.log
 }
@@ -119,6 +119,10 @@ case $mode in
     section "random gradients" $py -m tests.graph.random_gradients --count 10000 --first 1000
     section "threads and forks" env STRESS_SECONDS=1200 $py -m pytest -q tests/run/test_threads.py
     section "faults of the system" bash tests/faults.sh
+    for switch in GRADLOOM_REUSE=0 GRADLOOM_INPLACE=0 GRADLOOM_FUSE=0 GRADLOOM_POISON=1 GRADLOOM_CHECK=2 \
+                  GRADLOOM_ISA=scalar GRADLOOM_DEBUG=4; do
+      section "tests with $switch" under_switches "$switch"
+    done
     ;;
   *)
     section "format, lint, types" lint
@@ -131,10 +135,10 @@ case $mode in
 esac
 
 if [ "$mode" = --full ]; then
-  for switch in GRADLOOM_REUSE=0 GRADLOOM_INPLACE=0 GRADLOOM_FUSE=0 GRADLOOM_POISON=1 GRADLOOM_CHECK=2 \
-                GRADLOOM_ISA=scalar GRADLOOM_DEBUG=4; do
-    section "tests with $switch" under_switch "$switch"
-  done
+  # Several at once, for time: --long has each alone.
+  section "tests of programs as they are written" under_switches GRADLOOM_REUSE=0 GRADLOOM_INPLACE=0 GRADLOOM_FUSE=0
+  section "tests with guarded memory" under_switches GRADLOOM_POISON=1 GRADLOOM_CHECK=2
+  section "tests with scalar kernels" under_switches GRADLOOM_ISA=scalar GRADLOOM_DEBUG=4
   section "sanitizers" bash tests/sanitize.sh
   section "allocations that fail" bash tests/faults.sh -k native
 fi

@@ -8,7 +8,7 @@ set -euo pipefail
 tree=build/faults
 echo "== build"
 # The scalar kernels are enough: none of them allocates.
-build_core "$tree" -DGRADLOOM_FAULTS=ON -DGL_COMPILES_AVX2=OFF -DGL_COMPILES_AVX512=OFF
+build_core "$tree" -DGRADLOOM_FAULTS=ON -DGRADLOOM_SCALAR=ON
 ${CXX:-c++} -std=c++20 -O1 -shared -fPIC -o "$tree/faults.so" tests/faults/faults.cpp -ldl
 # The processes that tests start take this tree's core, too: the finder of an editable install would hide it from them.
 cat >"$tree/sitecustomize.py" <<'PYTHON'

@@ -3,7 +3,7 @@
 #   tests/sanitize.sh [address|thread]...     both by default
 # address: AddressSanitizer and UndefinedBehaviorSanitizer; a poisoned run also marks dead arena ranges as forbidden.
 # thread: ThreadSanitizer over the machine, its pool and kernels of several parts, and over a short form of the loads of
-# tests/run/test_threads.py.
+# tests/run/test_threads.py; with the scalar kernels, which divide their work as the others do.
 set -euo pipefail
 . "$(dirname "$0")/core_tree.sh"
 compiler=${CXX:-c++}
@@ -11,14 +11,15 @@ compiler=${CXX:-c++}
 
 for kind in "$@"; do
   case $kind in
-    address) flags=address,undefined; library=libasan.so; what="-n 2 tests/core tests/eager/test_dlpack.py" ;;
-    thread) flags=thread; library=libtsan.so
+    address) options=-DGRADLOOM_SANITIZE=address,undefined; library=libasan.so; what="-n 2 tests/core tests/eager/test_dlpack.py" ;;
+    thread) options="-DGRADLOOM_SANITIZE=thread -DGRADLOOM_SCALAR=ON"; library=libtsan.so
             what="tests/core/test_vm.py tests/core/test_threads.py tests/run/test_threads.py" ;;
     *) echo "sanitize.sh: $kind: need address or thread" >&2; exit 2 ;;
   esac
   tree=build/sanitize-$kind
   echo "== $kind: build"
-  build_core "$tree" "-DGRADLOOM_SANITIZE=$flags"
+  # shellcheck disable=SC2086
+  build_core "$tree" $options
   echo "== $kind: tests"
   # The libraries come first in the process, as each demands. Python itself keeps memory until it ends.
   preload=$("$compiler" -print-file-name=$library)

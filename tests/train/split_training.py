@@ -9,7 +9,7 @@ from gradloom.parallel import threads
 from tests.train.small_models import data
 
 
-def on_ranks(count, work, timeout=20.0):
+def on_ranks(count, work, timeout=120.0):
     """What `work(communicator)` gave on each rank, or the error that it raised."""
     ranks = threads(count, timeout)
     found = [None] * count
@@ -25,7 +25,7 @@ def on_ranks(count, work, timeout=20.0):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join()
     return found
 
 

@@ -478,7 +478,7 @@ def on_ranks(size, make, **options):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     if errors:
         raise next((error for error in errors if not isinstance(error, gl.TrainError)), errors[0])
     assert all(other == found[0] for other in found.values())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .. import ops
 from ..graph.value import Value, describe
+from ..nn.recurrent import gru_step
 from .import_nodes import Entry, OnnxNode, Operand, is_known, known, value_of
 
 MOST_STEPS = 1 << 13  # of both directions: each is a few nodes
@@ -50,10 +51,7 @@ def _lstm_step(products: _Products, x: Value, state: State) -> State:
 
 def _gru_step(products: _Products, x: Value, state: State) -> State:
     """The reset gate after the product, as in PyTorch: linear_before_reset=1."""
-    (r_x, z_x, n_x), (r_h, z_h, n_h) = ops.split(x, 3, 1), ops.split(products.of(state[0]), 3, 1)
-    r, z = ops.sigmoid(r_x + r_h), ops.sigmoid(z_x + z_h)
-    n = ops.tanh(n_x + r * n_h)
-    return (n + z * (state[0] - n),)
+    return (gru_step(x, products.of(state[0]), state[0]),)
 
 
 def _gru_step_reset_first(products: _Products, x: Value, state: State) -> State:

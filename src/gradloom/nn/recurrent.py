@@ -261,6 +261,14 @@ class LSTM(_Recurrent):
         return h, c
 
 
+def gru_step(x: Value, h: Value, before: Value) -> Value:
+    """The next state [N, H] of a GRU from both products with their biases, [N, 3 * H] each, and the state before."""
+    (r_x, z_x, n_x), (r_h, z_h, n_h) = ops.split(x, 3, 1), ops.split(h, 3, 1)
+    r, z = ops.sigmoid(r_x + r_h), ops.sigmoid(z_x + z_h)
+    n = ops.tanh(n_x + r * n_h)
+    return n + z * (before - n)
+
+
 class GRU(_Recurrent):
     """Gated recurrent unit (Cho et al. 2014), with the reset gate after the product, as in PyTorch: with r, z, n the
     thirds of both products with their biases, r = sigmoid(r_x + r_h), z = sigmoid(z_x + z_h),
@@ -274,7 +282,4 @@ class GRU(_Recurrent):
     adds_products = False
 
     def step(self, x: Value, h: Value, state: State) -> State:
-        (r_x, z_x, n_x), (r_h, z_h, n_h) = ops.split(x, 3, 1), ops.split(h, 3, 1)
-        r, z = ops.sigmoid(r_x + r_h), ops.sigmoid(z_x + z_h)
-        n = ops.tanh(n_x + r * n_h)
-        return (n + z * (state[0] - n),)
+        return (gru_step(x, h, state[0]),)
