@@ -25,6 +25,22 @@ def test_architecture_shows_the_step_as_it_is() -> None:
     assert found and found[0] == fresh, "run GRADLOOM_UPDATE_GOLDEN=1 pytest tests/test_docs.py"
 
 
+def test_each_atomic_has_a_reason() -> None:
+    """ARCHITECTURE.md lists the atomic objects of the core, each with its memory order, and no others."""
+    found = set()
+    for path in (ROOT / "csrc").rglob("*.*"):
+        text = path.read_text()
+        names = re.findall(r"std::atomic<[\w\s]+\*?>\*?\s+(\w+)\s*[{;]", text)
+        names += re.findall(r"__atomic_\w+\(&(\w+)", text)
+        found |= {(path.name, name) for name in names}
+        assert names or not re.search(r"\batomic_|__atomic|__sync_", text), path.name
+    listed = set()
+    for line in (ROOT / "ARCHITECTURE.md").read_text().split("### Memory order of the core")[1].splitlines():
+        if row := re.match(r"\| (`[\w:]+`(?:, `[\w:]+`)*) \(`([\w.]+)`\) \|", line):
+            listed |= {(row[2], name.rpartition("::")[2]) for name in re.findall(r"`([\w:]+)`", row[1])}
+    assert listed == found
+
+
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_files_that_the_documents_name_exist(name: str) -> None:
     text = (ROOT / name).read_text()

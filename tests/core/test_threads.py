@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 import threading
 import time
@@ -184,23 +183,6 @@ def test_teams_together_have_no_more_threads_than_cores() -> None:
         return 0 if found == (1, 2, 2, 4) else 16 + sum(found)
 
     assert in_child(child) == 0
-
-
-def test_each_atomic_has_a_reason() -> None:
-    """ARCHITECTURE.md lists the atomic objects of the core, each with its memory order, and no others."""
-    root = Path(__file__).resolve().parents[2]
-    found = set()
-    for path in (root / "csrc").rglob("*.*"):
-        text = path.read_text()
-        names = re.findall(r"std::atomic<[\w\s]+\*?>\*?\s+(\w+)\s*[{;]", text)
-        names += re.findall(r"__atomic_\w+\(&(\w+)", text)
-        found |= {(path.name, name) for name in names}
-        assert names or not re.search(r"\batomic_|__atomic|__sync_", text), path.name
-    listed = set()
-    for line in (root / "ARCHITECTURE.md").read_text().split("### Memory order of the core")[1].splitlines():
-        if row := re.match(r"\| (`[\w:]+`(?:, `[\w:]+`)*) \(`([\w.]+)`\) \|", line):
-            listed |= {(row[2], name.rpartition("::")[2]) for name in re.findall(r"`([\w:]+)`", row[1])}
-    assert listed == found
 
 
 @pytest.mark.slow
