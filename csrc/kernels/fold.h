@@ -82,14 +82,18 @@ template <class Op, bool Unit> GL_CALLED void fold_row(const float* p, int64_t n
   while (i < n) {
     const int64_t stop = n - i > kFoldBlock ? i + kFoldBlock : n;
     F a[8];
+#pragma GCC unroll 8
     for (int k = 0; k < 8; k++) a[k] = Op::unit();
     for (; i + 8 * N <= stop; i += 8 * N)
+#pragma GCC unroll 8
       for (int k = 0; k < 8; k++) a[k] = Op::merge(fold_load<Unit>(p + (i + k * N) * s, s), a[k]);
     if (i + 4 * N <= stop) {
+#pragma GCC unroll 8
       for (int k = 0; k < 4; k++) a[k] = Op::merge(fold_load<Unit>(p + (i + k * N) * s, s), a[k]);
       i += 4 * N;
     }
     if (i + 2 * N <= stop) {
+#pragma GCC unroll 8
       for (int k = 0; k < 2; k++) a[4 + k] = Op::merge(fold_load<Unit>(p + (i + k * N) * s, s), a[4 + k]);
       i += 2 * N;
     }
@@ -99,6 +103,7 @@ template <class Op, bool Unit> GL_CALLED void fold_row(const float* p, int64_t n
     }
     if (i < stop) a[7] = Op::merge(fold_load_n<Op, Unit>(p + i * s, s, static_cast<int>(stop - i)), a[7]);
     i = stop;
+#pragma GCC unroll 8
     for (int k = 0; k < 4; k++) a[k] = Op::merge(a[k], a[k + 4]);
     fold_into<Op>(Op::merge(Op::merge(a[0], a[2]), Op::merge(a[1], a[3])), hi, lo);
   }
