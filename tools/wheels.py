@@ -133,7 +133,7 @@ class Build:
             ("_cells", ROOT / "csrc/cells/module.cpp"),
         ):
             objects[name] = str(folder / f"{name}.o")
-            extra = ["-DNB_BUILD"] if name == "nanobind" else []
+            extra = ["-DNB_BUILD"] if name == "nanobind" else [f"-DNB_DOMAIN=gradloom{name}"]  # as in CMakeLists.txt
             run([str(self.compiler), *flags, *extra, f"-I{include}", "-c", str(source), "-o", objects[name]])
         exports = folder / "exports.map"  # without it, also operator new and classes of nanobind
         exports.write_text("{ global: PyInit_*; local: *; };\n")

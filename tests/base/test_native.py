@@ -107,3 +107,15 @@ def test_a_tree_that_was_never_built(tree: Path) -> None:
         f"gradloom: the native core is not built in {tree}; install it with `pip install .` in the project folder, "
         f"or remove {tree.parent} from PYTHONPATH to use the installed package"
     )
+
+
+@pytest.mark.parametrize("modules", ["_core, _cells", "_cells, _core"])
+def test_errors_of_the_module_that_is_loaded_second(modules: str) -> None:
+    """Each reaches Python as its own type, in wheels, too, whose modules hold a C++ library each."""
+    code = f"from gradloom import {modules}\n" + (
+        "for call in (lambda: _core.use_tuning('x'), lambda: _cells.Splitter('ab')):\n"
+        "    try: call()\n"
+        "    except ValueError as error: print(error)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(r"use_tuning x: .*\nseparator: .*\n", printed)
