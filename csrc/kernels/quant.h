@@ -109,14 +109,13 @@ struct Q8 {  // q8_0: d q
   }
 };
 
-// Blocks of 256. Chunk c of q2_k and q3_k: bits 2 (c % 4) and up of 32 bytes; a scale for 16 numbers.
-
 // What a block's head makes of its scales: numbers that go to all lanes from memory, where that needs no shuffle.
 template <int count> struct Scales {
   alignas(64) float numbers[count];
   void keep() { asm("" : "+m"(numbers)); }
 };
 
+// Blocks of 256. Chunk c of q2_k and q3_k: bits 2 (c % 4) and up of 32 bytes; a scale for 16 numbers.
 struct Q2K {  // d (s & 15) q - dmin (s >> 4)
   static constexpr int64_t kElements = 256, kBytes = 84;
   struct Head : Scales<32> {  // the scales, then the minima
