@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Sets up .venv and passes the tests: formatter, linter, types, the tests. Prints the seconds of each section.
 #   ./run_tests.sh           what a change needs; of the tests a sample (tests/quick.py)
-#   ./run_tests.sh --full    all tests; also: PyTorch as the oracle, ranks under mpiexec, the suite under each switch, sanitizer builds of the core, its allocations failing
-#   ./run_tests.sh --long    some hours: 100 000 fuzzed inputs of each kind, 10 000 random gradients, 20 minutes of threads, every fault of the system
+#   ./run_tests.sh --full    all tests; also: PyTorch as the oracle, ranks under mpiexec, the suite under switches, sanitizer builds of the core, its allocations failing
+#   ./run_tests.sh --long    some hours: 100 000 fuzzed inputs of each kind, 10 000 random gradients, 20 minutes of threads, every fault of the system, the suite under each switch
 #   ./run_tests.sh --client  llama.cpp loads what we write, and we what its converter writes (builds the package llama-cpp-python: some minutes)
 # The environment variable PYTHON chooses the interpreter (python3 by default).
 set -euo pipefail

@@ -38,7 +38,7 @@ inline uint32_t batch_parts(const Tensor& x) {
 // Sums into a[c] and b[c] what body gives for each element of images [range): body(offset, Full or Part, of, A, B).
 // of(table) are the numbers of a table [C] for these lanes: all of one channel, or of one channel each.
 template <class Body>
-inline __attribute__((always_inline)) void batch_sums(const Batch& d, Range range, double* a, double* b, Body&& body) {
+GL_INLINE void batch_sums(const Batch& d, Range range, double* a, double* b, Body&& body) {
   for (int64_t c = 0; c < d.channels; c++) a[c] = b[c] = 0;
   if (d.pixels == 1) {
     for (int64_t c = 0; c < d.channels; c += F::N) {
@@ -86,7 +86,7 @@ inline double batch_join(const double* partial, int parts, int64_t stride, int64
 
 // Elementwise last pass: body(offset, Full or Part, vectors of the per-channel numbers k[0], k[1], ...).
 template <int K, class Body>
-inline __attribute__((always_inline)) void batch_each(const Batch& d, Range range, const float* table, Body&& body) {
+GL_INLINE void batch_each(const Batch& d, Range range, const float* table, Body&& body) {
   for (int64_t n = range.begin; n < range.end; n++) {
     if (d.pixels == 1) {
       row_each(d.channels, [&](int64_t c, auto t) {

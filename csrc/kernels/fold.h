@@ -74,7 +74,7 @@ inline double pair_value(float hi, float lo) {
 template <class Op, bool Unit> GL_CALLED void fold_row(const float* p, int64_t n, int64_t stride, F& hi, F& lo) {
   constexpr int64_t N = F::N;
   const int64_t s = Unit ? 1 : stride;
-  if (n > 0 && n <= N) {
+  if (n > 0 && n <= N) {  // the same bits as below, without its accumulators
     const F v = n == N ? fold_load<Unit>(p, s) : fold_load_n<Op, Unit>(p, s, static_cast<int>(n));
     return fold_into<Op>(Op::merge(v, Op::unit()), hi, lo);
   }
@@ -117,7 +117,7 @@ template <class Op> inline double lanes_value(F hi, F lo) {
 // stay in the first cache: within one, a vector of columns is summed in registers.
 template <class Op, bool Unit>
 GL_CALLED void fold_columns(const float* p, int64_t rows, int64_t row_stride, int64_t width, int64_t stride, float* hi,
-                         float* lo) {
+                            float* lo) {
   constexpr int64_t N = F::N;
   const int64_t s = Unit ? 1 : stride, down = row_stride;
   int64_t block = 4096 / (width ? width : 1) / 16 * 16;

@@ -142,7 +142,7 @@ inline gemm::Product head_product(int64_t m, int64_t n, int64_t k, const float* 
 // c [m, n] (+)= a [m, k] b[j0 .. j0 + n, k0 .. k0 + k]^T; `next` is fetched at the end.
 template <class B>
 GL_CALLED void head_multiply(const gemm::Product& p, const B& b, int64_t j0, int64_t k0, bool add, float* strips,
-                          const gemm::Ahead& next) {
+                             const gemm::Ahead& next) {
   for (int64_t j = 0; j < p.n; j += gemm::kGroup) {
     const int64_t end = j + gemm::kGroup < p.n ? j + gemm::kGroup : p.n;
     b.strips(j0 + j, j0 + end, k0, p.k, gemm::kTileColumns, gemm::Lanes::N, strips);
