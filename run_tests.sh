@@ -79,8 +79,17 @@ browser() {  # Chromium for the tests of pages, where it may be installed: from 
 lint() {
   .venv/bin/ruff format --check .
   .venv/bin/ruff check .
-  .venv/bin/mypy
-  .venv/bin/mypy --strict --explicit-package-bases --cache-dir .mypy_cache/strict examples
+  .venv/bin/mypy  # examples/ as with --strict
+}
+
+short_suite() {  # with the linter beside it, of which most is one process
+  local code=0
+  lint >.ci-lint.log 2>&1 &
+  $py -m pytest -q -n $((jobs + 1)) --quick || code=1  # one process more than there are cores: some wait for the processes that they test
+  wait $! || code=1
+  cat .ci-lint.log
+  rm .ci-lint.log
+  return $code
 }
 
 under_switches() {  # one suite, many configurations: plans and kernels must not care; kills and the capsules of all ops are tested without switches alone
@@ -125,11 +134,11 @@ case $mode in
     done
     ;;
   *)
-    section "format, lint, types" lint
     if [ "$mode" = --full ]; then
+      section "format, lint, types" lint
       section "tests" $py -m pytest -q -n "$jobs"
-    else  # one process more than there are cores: some wait for the processes that they test
-      section "tests" $py -m pytest -q -n $((jobs + 1)) --quick
+    else
+      section "tests, format, lint, types" short_suite
     fi
     ;;
 esac

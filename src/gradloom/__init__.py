@@ -67,9 +67,10 @@ if TYPE_CHECKING:
     from .train.trainer import Trainer
 
 try:
-    from ._version import version as __version__  # written by the build, from the git tag
+    from ._version import version as _version  # written by the build, from the git tag
 except ImportError:
-    __version__ = "0+source"  # a source tree that is run where it lies
+    _version = "0+source"  # a source tree that is run where it lies
+__version__: str = _version
 
 __all__ = [
     "BackendError",

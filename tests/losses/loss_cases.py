@@ -14,6 +14,8 @@ import numpy as np
 import gradloom as gl
 from gradloom import losses
 from gradloom.run.numpy_backend import evaluate
+from tests import kept
+from tests.kept import torch
 from tests.random_cases import run_cases
 
 Drawn = tuple[losses.Loss, list[np.ndarray], Any, Callable[..., Any], bool]
@@ -23,9 +25,6 @@ class Draw:
     """The loss of a case: our object, arrays of outputs, labels, and PyTorch's loss per element."""
 
     def __init__(self, seed: int) -> None:
-        import torch
-
-        self.torch, self.functional = torch, torch.nn.functional
         self.rng = np.random.default_rng(seed)
         self.rows = int(self.rng.integers(1, 7))
         self.shape = (self.rows, *(int(n) for n in self.rng.integers(1, 5, int(self.rng.integers(0, 3)))))
@@ -83,7 +82,7 @@ class Draw:
 
         def values(x: Any, y: Any) -> Any:
             error = (y[..., None] if several else y) - x
-            return self.torch.maximum(self._tensor(q) * error, (self._tensor(q) - 1) * error)
+            return torch.maximum(self._tensor(q) * error, (self._tensor(q) - 1) * error)
 
         x = self.array(*self.shape, *([len(q)] * several))
         return losses.Quantile(tuple(map(float, q)) if several else float(q[0])), [x], self.targets(), values, False
@@ -100,7 +99,7 @@ class Draw:
         variance = np.where(self.rng.random(self.shape) < 0.2, 1e-8, self.array(low=0.1)).astype(np.float32)
 
         def values(x: tuple[Any, Any], y: Any) -> Any:
-            return self.functional.gaussian_nll_loss(x[0], y, x[1], full=full, eps=0.015625, reduction="none")
+            return torch.nn.functional.gaussian_nll_loss(x[0], y, x[1], full=full, eps=0.015625, reduction="none")
 
         eps = 0.015625  # 2^-6: a constant that f32 holds
         variance[variance < 0.05] = 0
@@ -125,7 +124,7 @@ class Draw:
         y = np.log(np.maximum(y, 1e-3)) if log_target else y
 
         def values(x: Any, y: Any) -> Any:
-            return self.functional.kl_div(x, y, reduction="none", log_target=log_target).sum(-1)
+            return torch.nn.functional.kl_div(x, y, reduction="none", log_target=log_target).sum(-1)
 
         return losses.KL(log_target), [self.array(*y.shape)], y, values, False
 
@@ -134,15 +133,15 @@ class Draw:
         several = self.chance()
         weight = self.array(self.shape[-1] if several and len(self.shape) > 1 else 1, low=0.3, high=3)
         given = tuple(map(float, weight)) if len(weight) > 1 else float(weight[0])
-        values = self._plain("binary_cross_entropy_with_logits", pos_weight=self._tensor(weight))
+        values = self._plain("binary_cross_entropy_with_logits", pos_weight=weight)
         return losses.BCE(given), [self.array()], y, values, False
 
     def binary_focal(self) -> Drawn:
         gamma, alpha = self.number(1, 4), self.number(0.1, 0.9) if self.chance() else None
 
         def values(x: Any, y: Any) -> Any:  # torchvision.ops.sigmoid_focal_loss
-            p = self.torch.sigmoid(x)
-            cross = self.functional.binary_cross_entropy_with_logits(x, y, reduction="none")
+            p = torch.sigmoid(x)
+            cross = torch.nn.functional.binary_cross_entropy_with_logits(x, y, reduction="none")
             made = cross * (1 - (p * y + (1 - p) * (1 - y))) ** gamma
             return made if alpha is None else made * (alpha * y + (1 - alpha) * (1 - y))
 
@@ -152,7 +151,7 @@ class Draw:
         gamma = self.number(1, 4)
 
         def values(x: Any, y: Any) -> Any:
-            own = self.functional.log_softmax(x, -1).gather(-1, y.clamp(min=0)[:, None])[:, 0]
+            own = torch.nn.functional.log_softmax(x, -1).gather(-1, y.clamp(min=0)[:, None])[:, 0]
             return -own * (1 - own.exp()) ** gamma
 
         y = self.ids((self.rows,), 4)
@@ -162,7 +161,7 @@ class Draw:
         margin = self.number(0.5, 2)
 
         def values(x: Any, y: Any) -> Any:
-            return self.torch.clamp(margin - self.torch.where(y > 0, 1.0, -1.0) * x, min=0)
+            return torch.clamp(margin - torch.where(y > 0, 1.0, -1.0) * x, min=0)
 
         return losses.Hinge(margin), [self.array()], self.bits(self.shape), values, False
 
@@ -170,7 +169,7 @@ class Draw:
         margin, shape = self.number(0.5, 2), (self.rows, int(self.rng.integers(1, 5)))
 
         def values(x: tuple[Any, ...], y: Any) -> Any:
-            return self.functional.triplet_margin_loss(*x, margin=margin, reduction="none")
+            return torch.nn.functional.triplet_margin_loss(*x, margin=margin, reduction="none")
 
         return losses.Triplet(margin), [self.array(*shape) for _ in range(3)], None, values, False
 
@@ -178,25 +177,29 @@ class Draw:
         margin, shape = self.number(-0.5, 0.5), (self.rows, int(self.rng.integers(1, 5)))
 
         def values(x: tuple[Any, ...], y: Any) -> Any:
-            sign = self.torch.where(y > 0, 1.0, -1.0)
-            return self.functional.cosine_embedding_loss(*x, sign, margin=margin, reduction="none")
+            sign = torch.where(y > 0, 1.0, -1.0)
+            return torch.nn.functional.cosine_embedding_loss(*x, sign, margin=margin, reduction="none")
 
         return losses.Cosine(margin), [self.array(*shape) for _ in range(2)], self.bits(shape[:1]), values, False
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
     def _tensor(self, array: np.ndarray) -> Any:
-        return self.torch.tensor(array.astype(np.float64))
+        return torch.tensor(array.astype(np.float64))
 
     def _plain(self, name: str, **options: Any) -> Callable[..., Any]:
-        return lambda x, y: getattr(self.functional, name)(x, y, reduction="none", **options)
+        def values(x: Any, y: Any) -> Any:
+            given = {n: self._tensor(o) if isinstance(o, np.ndarray) else o for n, o in options.items()}
+            return getattr(torch.nn.functional, name)(x, y, reduction="none", **given)
+
+        return values
 
     def _of_ids(self, ours: losses.Loss, classes: int, name: str, **options: Any) -> Drawn:
         shape = self.shape if len(self.shape) < 3 else self.shape[:2]
         x, y = self.array(*shape, classes), self.ids(shape, classes)
 
         def values(x: Any, y: Any) -> Any:
-            function = getattr(self.functional, name)
+            function = getattr(torch.nn.functional, name)
             flat = function(x.reshape(-1, classes), y.reshape(-1), reduction="none", ignore_index=-100, **options)
             return flat.reshape(y.shape)
 
@@ -207,10 +210,12 @@ LOSSES = [name for name in vars(Draw) if not name.startswith("_") and name not i
           ("chance", "number", "array", "bits", "targets", "ids", "shares")]  # fmt: skip
 
 
-def compare(seed: int, name: str | None = None) -> str:
-    """Compare the case of this number, and return the name of its loss. AssertionError where it differs."""
+def compare(seed: int, name: str | None = None, keep: bool = False) -> str:
+    """Compare the case of this number, and return the name of its loss. AssertionError where it differs.
+
+    keep: compare with the kept answers too; without PyTorch they take its place.
+    """
     draw = Draw(seed)
-    torch = draw.torch
     name = name or LOSSES[seed % len(LOSSES)]
     ours, outputs, labels, values, _ = getattr(draw, name)()
     weights = draw.rng.uniform(0, 2, draw.rows).astype(np.float32) if draw.chance() else None
@@ -234,6 +239,10 @@ def compare(seed: int, name: str | None = None) -> str:
     wanted = [v for v in (mean, *slopes, *second) if v is not None]
     feeds = {} if labels is None else {"y": labels}
     found = evaluate(wanted, feeds if weights is None else feeds | {"w": weights})
+    if keep:
+        kept.check_kept(found[v] for v in wanted)
+        if not kept.INSTALLED:
+            return name
 
     twins = [torch.tensor(x.astype(np.float64), requires_grad=True) for x in outputs]
     target = None if labels is None else torch.tensor(labels.astype(np.float64 if labels.dtype.kind == "f" else "i8"))

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from tests.kept import torch
+from tests.nn.torch_twins import compare_or_kept, spread
 
 nn = gl.nn
 
@@ -40,13 +42,36 @@ LAYERS = {
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_those_of_pytorch(name):
-    torch = pytest.importorskip("torch")
-    from tests.nn.torch_twins import compare, spread
-
     kind, arguments, options, theirs, shape = LAYERS[name]
     net = getattr(nn, kind)(*arguments, **options)
     spread(net, np.random.default_rng(1))
-    compare(name, net, getattr(torch.nn, theirs)(*arguments, **options), {"x": drawn(*shape)})
+    compare_or_kept(name, net, lambda: getattr(torch.nn, theirs)(*arguments, **options), {"x": drawn(*shape)})
+
+
+NORMS = [("BatchNorm", (3,), "BatchNorm1d", (5, 3)), ("BatchNorm", (3, 0.01, 0.2), "BatchNorm1d", (5, 3)),
+         ("BatchNorm", (3,), "BatchNorm2d", (2, 3, 4, 5)), ("LayerNorm", (6,), "LayerNorm", (2, 5, 6)),
+         ("RMSNorm", (6, 0.1), "RMSNorm", (4, 6))]  # fmt: skip
+
+
+@pytest.mark.oracle
+@pytest.mark.cheap
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("case", NORMS, ids=str)
+def test_norms_are_those_of_pytorch(case, training):
+    kind, arguments, theirs, shape = case
+    net = getattr(nn, kind)(*arguments)
+    spread(net, np.random.default_rng(1))
+    net.train(training)
+    compare_or_kept(str(case), net, lambda: getattr(torch.nn, theirs)(*arguments), {"x": drawn(*shape)})
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.3])
+def test_running_statistics_move_by_the_momentum(momentum):
+    net = nn.BatchNorm(3, momentum=momentum).init(0)
+    x = drawn(7, 3) + 2
+    gl.fit(nn.Sequential(net, nn.Linear(3, 2)), (x, np.arange(7) % 2), epochs=1, batch_size=7, progress=False)
+    np.testing.assert_allclose(net.running_mean.numpy(), momentum * x.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(net.running_var.numpy(), 1 - momentum + momentum * x.var(0, ddof=1), rtol=1e-5)
 
 
 def test_a_global_pool_is_the_mean_and_the_largest():

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from tests.kept import torch
+from tests.nn.torch_twins import compare_or_kept
 
 nn = gl.nn
 N, T, I, H = 3, 4, 2, 3
@@ -20,8 +22,10 @@ SETTINGS = [
 
 
 def twins(kind, options):
-    torch = pytest.importorskip("torch")
-    return getattr(nn, kind)(I, H, **options).init(1), getattr(torch.nn, kind)(I, H, **options)
+    def twin():
+        return getattr(torch.nn, kind)(I, H, **options)
+
+    return getattr(nn, kind)(I, H, **options).init(1), twin
 
 
 def sequence(options, seed=0):
@@ -32,10 +36,8 @@ def sequence(options, seed=0):
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
 def test_outputs_states_and_gradients_are_those_of_pytorch(kind, options):
-    from tests.nn.torch_twins import compare
-
     net, twin = twins(kind, options)
-    compare(f"{kind} {options}", net, twin, {"x": sequence(options)}, second=not options)
+    compare_or_kept(f"{kind} {options}", net, twin, {"x": sequence(options)}, second=not options)
 
 
 PROJECTED = [
@@ -47,19 +49,17 @@ PROJECTED = [
 @pytest.mark.oracle
 @pytest.mark.parametrize("options", PROJECTED, ids=str)
 def test_projections_of_an_lstm_are_those_of_pytorch(options):
-    from tests.nn.torch_twins import compare
-
     net, twin = twins("LSTM", options)
     count = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
     feeds = {
         "x": sequence(options), "h": drawn(count, N, options["proj_size"], seed=2), "c": drawn(count, N, H, seed=3),
     }  # fmt: skip
 
-    def call(layer):
-        return lambda x, h, c: layer(x, (h, c))
-
-    compare(f"LSTM {options}", net, twin, feeds, call(net), call(twin), second=False)
-    compare(f"LSTM {options} from zeros", net, twin, {"x": sequence(options, 5)}, second=False)
+    compare_or_kept(
+        f"LSTM {options}", net, twin, feeds, lambda x, h, c: net(x, (h, c)), lambda layer, x, h, c: layer(x, (h, c)),
+        second=False,
+    )  # fmt: skip
+    compare_or_kept(f"LSTM {options} from zeros", net, twin, {"x": sequence(options, 5)}, second=False)
 
 
 @pytest.mark.oracle
@@ -68,38 +68,38 @@ def test_projections_of_an_lstm_are_those_of_pytorch(options):
     [("RNN", {"nonlinearity": "relu"}), ("GRU", {"num_layers": 2}), ("LSTM", {"bidirectional": True})],
 )
 def test_given_states(kind, options):
-    from tests.nn.torch_twins import compare
-
     net, twin = twins(kind, options)
     shape = (options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1), N, H)
     feeds = {"x": sequence(options), "h": drawn(*shape, seed=2)}
-    call = None
+    call = twin_call = None
     if kind == "LSTM":
         feeds["c"] = drawn(*shape, seed=3)
 
-        def call(layer):
-            return lambda x, h, c: layer(x, (h, c))
+        def call(x, h, c):
+            return net(x, (h, c))
 
-    compare(kind, net, twin, feeds, call and call(net), call and call(twin), second=False)
+        def twin_call(layer, x, h, c):
+            return layer(x, (h, c))
+
+    compare_or_kept(f"{kind} {options} with states", net, twin, feeds, call, twin_call, second=False)
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
 @pytest.mark.parametrize("options", [{"batch_first": True}, {"num_layers": 2, "bidirectional": True}], ids=str)
 def test_lengths_are_packed_sequences(kind, options):
-    torch = pytest.importorskip("torch")
-    from tests.nn.torch_twins import compare
-
     net, twin = twins(kind, options)
     first = options.get("batch_first", False)
 
-    def packed(x, lengths):
+    def packed(layer, x, lengths):
         rnn = torch.nn.utils.rnn
-        outputs, state = twin(rnn.pack_padded_sequence(x, lengths, first, enforce_sorted=False))
+        outputs, state = layer(rnn.pack_padded_sequence(x, lengths, first, enforce_sorted=False))
         return rnn.pad_packed_sequence(outputs, first, total_length=T)[0], state
 
     feeds = {"x": sequence(options), "lengths": np.array([2, T, 1], np.int32)}
-    compare(kind, net, twin, feeds, lambda x, n: net(x, lengths=n), packed, second=False)
+    compare_or_kept(
+        f"{kind} {options} with lengths", net, twin, feeds, lambda x, n: net(x, lengths=n), packed, second=False
+    )
 
 
 def test_lengths_may_be_an_array_and_0_leaves_the_state():

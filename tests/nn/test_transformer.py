@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from tests.kept import torch
+from tests.nn.torch_twins import compare_or_kept, spread
 
 nn = gl.nn
 B, T, S, E, HEADS = 2, 3, 5, 6, 2
@@ -26,20 +28,21 @@ def later():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 def test_an_encoder_layer_is_that_of_pytorch(norm_first, causal, padded):
-    torch = pytest.importorskip("torch")
-    from tests.nn.torch_twins import compare, spread
-
     net = nn.TransformerEncoderLayer(E, HEADS, 7, 0.0, "gelu", 1e-3, norm_first, causal)
     spread(net, np.random.default_rng(1))
-    twin = torch.nn.TransformerEncoderLayer(
-        E, HEADS, 7, 0.0, "gelu", layer_norm_eps=1e-3, batch_first=True, norm_first=norm_first
-    )
-    hidden = torch.tensor(later()) if causal else None
-    padding = torch.tensor(PADDING) if padded else None
-    compare(
-        "encoder", net, twin, {"x": drawn(B, T, E)},
-        lambda x: net(x, key_padding_mask=PADDING if padded else None),
-        lambda x: twin(x, src_mask=hidden, src_key_padding_mask=padding), second=False,
+
+    def twin():
+        return torch.nn.TransformerEncoderLayer(
+            E, HEADS, 7, 0.0, "gelu", layer_norm_eps=1e-3, batch_first=True, norm_first=norm_first
+        )
+
+    def twin_call(layer, x):
+        hidden = torch.tensor(later()) if causal else None
+        return layer(x, src_mask=hidden, src_key_padding_mask=torch.tensor(PADDING) if padded else None)
+
+    compare_or_kept(
+        f"encoder layer {norm_first} {causal} {padded}", net, twin, {"x": drawn(B, T, E)},
+        lambda x: net(x, key_padding_mask=PADDING if padded else None), twin_call, second=False,
     )  # fmt: skip
 
 
@@ -47,12 +50,8 @@ def test_an_encoder_layer_is_that_of_pytorch(norm_first, causal, padded):
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("masks", ["none", "causal", "all"])
 def test_a_decoder_layer_is_that_of_pytorch(norm_first, masks):
-    torch = pytest.importorskip("torch")
-    from tests.nn.torch_twins import compare, spread
-
     net = nn.TransformerDecoderLayer(E, HEADS, 7, 0.0, norm_first=norm_first, causal=masks != "none")
     spread(net, np.random.default_rng(1))
-    twin = torch.nn.TransformerDecoderLayer(E, HEADS, 7, 0.0, batch_first=True, norm_first=norm_first)
     added, less = drawn(T, S, seed=3), OTHERS.astype(np.float32) * -3
     mine = {
         "key_padding_mask": PADDING,
@@ -60,16 +59,23 @@ def test_a_decoder_layer_is_that_of_pytorch(norm_first, masks):
         "memory_mask": added,
     }
     theirs = {
-        "tgt_key_padding_mask": torch.tensor(PADDING), "memory_mask": torch.tensor(added.astype(np.float64)),
-        "memory_key_padding_mask": torch.tensor(less.astype(np.float64)),
+        "tgt_key_padding_mask": PADDING, "memory_mask": added.astype(np.float64),
+        "memory_key_padding_mask": less.astype(np.float64),
     }  # fmt: skip
     if masks != "all":
         mine, theirs = {}, {}
-    hidden = torch.tensor(later()) if masks != "none" else None
-    compare(
-        "decoder", net, twin, {"x": drawn(B, T, E), "memory": drawn(B, S, E, seed=2)},
-        lambda x, memory: net(x, memory, **mine), lambda x, memory: twin(x, memory, tgt_mask=hidden, **theirs),
-        second=False,
+    if masks != "none":
+        theirs["tgt_mask"] = later()
+
+    def twin():
+        return torch.nn.TransformerDecoderLayer(E, HEADS, 7, 0.0, batch_first=True, norm_first=norm_first)
+
+    def twin_call(layer, x, memory):
+        return layer(x, memory, **{name: torch.tensor(mask) for name, mask in theirs.items()})
+
+    compare_or_kept(
+        f"decoder layer {norm_first} {masks}", net, twin, {"x": drawn(B, T, E), "memory": drawn(B, S, E, seed=2)},
+        lambda x, memory: net(x, memory, **mine), twin_call, second=False,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.graph.value import Value
 from gradloom.run.numpy_backend import evaluate
+from tests import kept
 
 Call = Callable[..., Any]
 
@@ -67,6 +68,44 @@ def agree(what: str, found: Mapping[str, Any], wanted: Mapping[str, Any], room: 
         assert error <= room * (1 + largest), f"{what} {name}: error {error:.3g}\n{got}\n{want}"
 
 
+def compare_or_kept(
+    what: str,
+    net: Any,
+    twin: Callable[[], Any],
+    feeds: Mapping[str, np.ndarray],
+    call: Call | None = None,
+    twin_call: Call | None = None,
+    second: bool = True,
+) -> None:
+    """Compare where PyTorch is installed, in any case with what was kept of it (tests/kept.py); AssertionError.
+
+    twin: makes the layer of PyTorch. twin_call: called with the twin and its inputs.
+    """
+    if kept.INSTALLED:
+        theirs = twin()
+        compare(what, net, theirs, feeds, call, twin_call and (lambda *x: twin_call(theirs, *x)), second)
+    outputs, _, _, grads = derived(net, feeds, call)
+    values = [*outputs, *(g for g in grads.values() if g is not None)]
+    known = evaluate(values, used(values, feeds))
+    kept.check_kept(known[v] for v in values)
+    if not kept.INSTALLED:
+        on_the_cpu(what, values, feeds, 1e-4)
+
+
+def derived(
+    net: Any, feeds: Mapping[str, np.ndarray], call: Call | None = None, seed: int = 0
+) -> tuple[list[Value], list[np.ndarray], list[Value], dict[str, Value | None]]:
+    """(outputs, their random weights in a loss, parameters and inputs, the loss's gradients by their names)."""
+    rng = np.random.default_rng(seed)
+    leaves = {n: gl.input(n, a.shape, "f32" if a.dtype == np.float32 else "i32") for n, a in feeds.items()}
+    outputs: list[Value] = flat((call or net)(*leaves.values()))
+    weights = [rng.uniform(-1, 1, y.shape).astype(np.float32) for y in outputs]
+    named = net.named_parameters() | {n: leaves[n] for n, a in feeds.items() if a.dtype == np.float32}
+    loss = [ops.sum(y * w) for y, w in zip(outputs, weights, strict=True)]
+    wrt = list(named.values())
+    return outputs, weights, wrt, dict(zip(named, gl.gradients(loss, wrt), strict=True))
+
+
 def compare(
     what: str,
     net: Any,
@@ -85,16 +124,14 @@ def compare(
     """
     import torch
 
-    rng = np.random.default_rng(seed)
     copied(net, twin)
-    leaves = {n: gl.input(n, a.shape, "f32" if a.dtype == np.float32 else "i32") for n, a in feeds.items()}
     tensors = {n: torch.tensor(a.astype(np.float64 if a.dtype == np.float32 else np.int64)) for n, a in feeds.items()}
     floats = [n for n, a in feeds.items() if a.dtype == np.float32]
     for n in floats:
         tensors[n].requires_grad_()
-    outputs: list[Value] = flat((call or net)(*leaves.values()))
+    outputs, weights, wrt, named = derived(net, feeds, call, seed)
+    names, grads = list(named), list(named.values())
     theirs = flat((twin_call or twin)(*tensors.values()))
-    weights = [rng.uniform(-1, 1, y.shape).astype(np.float32) for y in outputs]
     known = evaluate(outputs, feeds)
     agree(
         f"{what}: output",
@@ -102,14 +139,9 @@ def compare(
         {str(i): y.detach().numpy() for i, y in enumerate(theirs)},
         1e-6,
     )
-    parameters = net.named_parameters()
-    wrt = [*parameters.values(), *(leaves[n] for n in floats)]
-    names = [*parameters, *floats]
-    loss = [ops.sum(y * w) for y, w in zip(outputs, weights, strict=True)]
     twin_parameters = dict(twin.named_parameters())
     twin_wrt = {**twin_parameters, **{n: tensors[n] for n in floats}}
     total = sum((y * torch.tensor(w.astype(np.float64))).sum() for y, w in zip(theirs, weights, strict=True))
-    grads = gl.gradients(loss, wrt)
     twin_grads = torch.autograd.grad(total, list(twin_wrt.values()), create_graph=second, allow_unused=True)
     agree(f"{what}: gradient of", arrays(names, wrt, grads, feeds), tensors_of(twin_wrt, twin_grads), 1e-6)
     on_the_cpu(what, [*outputs, *(g for g in grads if g is not None)], feeds, cpu_room)

@@ -11,6 +11,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.base.errors import DataError, DTypeError, ShapeError
 from gradloom.graph.leaves import constant
+from tests.kept import torch
 from tests.ops.torch_functions import compare, drawn
 
 SHAPES = [((1,), 0, 1), ((7,), 0, 9), ((5, 33), 1, 4), ((5, 33), 0, 8), ((2, 3, 5), 1, 4), ((3, 1, 4), -1, 6)]
@@ -25,10 +26,12 @@ def ids_for(shape: tuple[int, ...], axis: int, count: int) -> np.ndarray:
 @pytest.mark.oracle
 @pytest.mark.parametrize("shape, axis, count", SHAPES, ids=str)
 def test_gather_is_that_of_pytorch_and_numpy(shape: tuple[int, ...], axis: int, count: int):
-    torch = pytest.importorskip("torch")
     ids = ids_for(shape, axis, count)
-    at = torch.tensor(ids)
-    compare(lambda x: ops.gather(x, ids.astype(np.int32), axis), lambda x: torch.gather(x, axis, at), drawn(*shape))
+    compare(
+        lambda x: ops.gather(x, ids.astype(np.int32), axis),
+        lambda x: torch.gather(x, axis, torch.tensor(ids)),
+        drawn(*shape),
+    )
     whole = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     (got,) = gl.compile(ops.gather(constant(whole), constant(ids), axis))()  # ids of i64
     assert got.dtype == np.int32 and got.tolist() == np.take_along_axis(whole, ids, axis).tolist()
@@ -37,12 +40,10 @@ def test_gather_is_that_of_pytorch_and_numpy(shape: tuple[int, ...], axis: int, 
 @pytest.mark.oracle
 @pytest.mark.parametrize("shape, axis, count", SHAPES, ids=str)
 def test_scatter_add_is_that_of_pytorch(shape: tuple[int, ...], axis: int, count: int):
-    torch = pytest.importorskip("torch")
     ids = ids_for(shape, axis, count)
-    at = torch.tensor(ids)
     compare(
         lambda x, src: ops.scatter_add(ops.sin(x), ids, ops.sqr(src), axis),
-        lambda x, src: torch.scatter_add(torch.sin(x), axis, at, src**2),
+        lambda x, src: torch.scatter_add(torch.sin(x), axis, torch.tensor(ids), src**2),
         drawn(*shape), drawn(*ids.shape, seed=3),
     )  # fmt: skip
 
@@ -57,10 +58,8 @@ def test_scatter_add_of_a_number_counts():
     "shape, axis", [((7,), 0), ((5, 33), 1), ((5, 33), 0), ((2, 3, 5), 1), ((3, 1, 4), -1)], ids=str
 )
 def test_take_is_that_of_pytorch_and_numpy(shape: tuple[int, ...], axis: int):
-    torch = pytest.importorskip("torch")
     row = np.random.default_rng(2).integers(0, shape[axis], 6)
-    at = torch.tensor(row)
-    compare(lambda x: ops.take(x, row, axis), lambda x: torch.index_select(x, axis, at), drawn(*shape))
+    compare(lambda x: ops.take(x, row, axis), lambda x: torch.index_select(x, axis, torch.tensor(row)), drawn(*shape))
     for ids in (row.reshape(2, 3), row[0]):
         (got,) = gl.compile(ops.take(drawn(*shape), constant(np.asarray(ids, np.int32)), axis))()
         assert got.tolist() == np.take(drawn(*shape), ids, axis).tolist()

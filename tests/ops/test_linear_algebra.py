@@ -11,6 +11,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.base.errors import ShapeError
 from gradloom.graph.leaves import constant
+from tests.kept import torch
 from tests.ops.torch_functions import compare, drawn
 
 
@@ -20,7 +21,6 @@ from tests.ops.torch_functions import compare, drawn
     ((2, 1, 3), (5, 3), -1),
 ], ids=str)  # fmt: skip
 def test_cross_is_that_of_pytorch_and_numpy(first: tuple[int, ...], second: tuple[int, ...], axis: int):
-    torch = pytest.importorskip("torch")
     x, y = drawn(*first), drawn(*second, seed=1)
     compare(
         lambda a, b: ops.cross(a, b, axis),
@@ -48,7 +48,6 @@ def triangle(*shape: int, lower: bool) -> np.ndarray:
 def test_systems_are_those_of_pytorch(
     a_shape: tuple[int, ...], b_shape: tuple[int, ...], lower: bool, unit_diagonal: bool, transpose_a: bool
 ):
-    torch = pytest.importorskip("torch")
 
     def theirs(a: Any, b: Any) -> Any:
         inside = torch.tril(a) if lower else torch.triu(a)

@@ -11,6 +11,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.base.errors import ShapeError
 from gradloom.graph.leaves import constant
+from tests.kept import torch
 from tests.ops.torch_functions import compare, drawn
 
 SHAPES = [((1,), 0), ((7,), 0), ((5, 33), 1), ((5, 33), 0), ((3, 1, 4), -2), ((2, 3, 5), 1)]
@@ -20,14 +21,12 @@ SHAPES = [((1,), 0), ((7,), 0), ((5, 33), 1), ((5, 33), 0), ((3, 1, 4), -2), ((2
 @pytest.mark.parametrize("shape, axis", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ["cumsum", "cumprod"])
 def test_they_are_those_of_pytorch(name: str, shape: tuple[int, ...], axis: int):
-    torch = pytest.importorskip("torch")
     compare(lambda x: getattr(ops, name)(x, axis), lambda x: getattr(torch, name)(x, axis), drawn(*shape))
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("zeros", [(0,), (2,), (6,), (1, 4), (0, 3, 6)], ids=str)
 def test_products_with_zeros_have_exact_gradients(zeros: tuple[int, ...]):
-    torch = pytest.importorskip("torch")
     x = drawn(3, 7, low=0.5)
     x[1, list(zeros)] = 0
     compare(lambda v: ops.cumprod(v, 1), lambda v: torch.cumprod(v, 1), x)

@@ -11,6 +11,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.base.errors import DTypeError, GradientError, ShapeError
 from gradloom.graph.leaves import constant
+from tests.kept import torch
 from tests.ops.torch_functions import compare, drawn
 
 SHAPES = [((1,), 0), ((7,), 0), ((5, 33), 1), ((5, 33), 0), ((2, 3, 5), 1), ((3, 1, 4), -1)]
@@ -21,7 +22,6 @@ SPECIAL = np.array([[2, np.nan, -1, 0, np.inf, 2, -0.0, np.nan], [-np.inf, 1, 1,
 @pytest.mark.parametrize("shape, axis", SHAPES, ids=str)
 @pytest.mark.parametrize("descending", [False, True])
 def test_sorted_values_are_those_of_pytorch(shape: tuple[int, ...], axis: int, descending: bool):
-    torch = pytest.importorskip("torch")
     compare(
         lambda x: ops.sort(ops.sqr(x), axis, descending)[0],
         lambda x: torch.sort(x**2, axis, descending).values,
@@ -33,7 +33,6 @@ def test_sorted_values_are_those_of_pytorch(shape: tuple[int, ...], axis: int, d
 @pytest.mark.parametrize("shape, axis", SHAPES, ids=str)
 @pytest.mark.parametrize("largest", [False, True])
 def test_top_k_is_that_of_pytorch(shape: tuple[int, ...], axis: int, largest: bool):
-    torch = pytest.importorskip("torch")
     for k in sorted({1, shape[axis] // 2 + 1, shape[axis]}):
         compare(
             lambda x, k=k: ops.top_k(ops.sqr(x), k, axis, largest)[0],

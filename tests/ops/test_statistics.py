@@ -12,6 +12,7 @@ from gradloom import ops
 from gradloom.base.errors import DTypeError, SettingError, ShapeError
 from gradloom.graph.leaves import constant
 from gradloom.run.numpy_backend import evaluate
+from tests.kept import torch
 from tests.ops.torch_functions import compare, drawn
 
 SHAPES = [((7,), 0), ((5, 33), 1), ((5, 33), 0), ((3, 1, 4), -1), ((2, 3, 5), (0, 2)), ((1, 9), None)]
@@ -28,7 +29,6 @@ def number(value: Any) -> np.ndarray:
 @pytest.mark.parametrize("name", ["var", "std"])
 @pytest.mark.parametrize("correction", [0, 1, 0.5])
 def test_moments_are_those_of_pytorch(name: str, shape: tuple[int, ...], axes: Any, keepdims: bool, correction: float):
-    torch = pytest.importorskip("torch")
     compare(
         lambda x: getattr(ops, name)(x, axes, keepdims, correction),
         lambda x: getattr(torch, name)(x, axes, correction=correction, keepdim=keepdims),
@@ -53,7 +53,6 @@ def test_std_of_equal_numbers_has_the_gradient_0():
 @pytest.mark.parametrize("shape, axes", [s for s in SHAPES if s[1] is not None], ids=str)
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_logsumexp_is_that_of_pytorch(shape: tuple[int, ...], axes: Any, keepdims: bool):
-    torch = pytest.importorskip("torch")
     compare(
         lambda x: ops.logsumexp(x, axes, keepdims), lambda x: torch.logsumexp(x, axes, keepdims), drawn(*shape, high=4)
     )
