@@ -54,6 +54,16 @@ def test_dates_of_all_forms(tmp_path, form):
         np.testing.assert_allclose(features[:, feature], again[:, feature], atol=1e-6)
 
 
+@pytest.mark.parametrize(("zone", "minutes"), [("+05:30", 330), ("-0330", -210), ("Z", 0), ("+02:00", 120)])
+def test_zones(tmp_path, zone, minutes):
+    made = []
+    for name, cells in (("here", [f"{day:%Y-%m-%dT%H:%M}{zone}" for day in DAYS]),
+                        ("utc", [f"{day - timedelta(minutes=minutes):%Y-%m-%dT%H:%M}" for day in DAYS])):  # fmt: skip
+        column = read_table(table(tmp_path / f"{name}.csv", cells), time="sold").preprocess.columns[0]
+        made.append((column.mean, column.std))
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize("kind", ["pandas", "arrow", "parquet"])
 def test_dates_of_tables(tmp_path, kind):
     pandas = pytest.importorskip("pandas")

@@ -229,6 +229,15 @@ def test_npz_keys(tmp_path, keys):
     assert table.task == "classification" and table.preprocess.kind == "columns" and table.train.n == 27
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
+def test_npz_in_the_order_of_fortran(tmp_path, dtype):
+    x = np.arange(90).reshape(30, 3).astype(dtype)
+    for name, order in (("c", "C"), ("f", "F")):
+        np.savez(tmp_path / f"{name}.npz", x=np.asarray(x, order=order), y=np.arange(30) % 3)
+    rows, want = (read_table(tmp_path / f"{name}.npz", test_split=0.0).train.data for name in "fc")
+    np.testing.assert_array_equal(rows, want)
+
+
 def test_npz_with_its_own_test_rows(tmp_path):
     x = np.arange(80, dtype="f4").reshape(40, 2)
     np.savez(tmp_path / "t.npz", x_train=x, y_train=x[:, :1] * 2, x_test=x[:5], y_test=x[:5, :1] * 2)

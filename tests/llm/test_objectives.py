@@ -31,7 +31,7 @@ from gradloom.train.identity import trainer_settings
 from tests.llm.preference_rows import pairs
 from tests.llm.random_models import packed, write
 from tests.llm.test_resume import interrupted_at
-from tests.real_data import DATA
+from tests.real_data import need
 from tests.train.split_training import on_ranks
 
 PAIRED = [
@@ -375,7 +375,7 @@ def test_dpo_by_hand_has_the_losses_of_the_objective() -> None:
     """examples/dpo_by_hand.py: ten steps, of which each takes all rows."""
     from examples import dpo_by_hand
 
-    path = DATA / "gguf" / "stories260K.gguf"
+    path = need("gguf/stories260K.gguf")
     lines = [
         {"prompt": f"One day, {name} saw a {thing}.", "chosen": " It was fun.", "rejected": " It was a bad day."}
         for name, thing in (("Tom", "dog"), ("Lily", "big red ball"))
@@ -411,7 +411,7 @@ def test_other_data_are_measured_as_validation_rows(objective: str) -> None:
     judged = declared()[objective].form.kind == "judged"
     lines = stories(24, judged)
     run = finetune(
-        DATA / "gguf" / "stories260K.gguf", stories(20, judged), LoRA(rank=4, seed=0), objective=objective, context=32,
+        need("gguf/stories260K.gguf"), stories(20, judged), LoRA(rank=4, seed=0), objective=objective, context=32,
         val=lines, epochs=3, lr=1e-3, progress=False,
     )  # fmt: skip
     last = run.history[-1].val
@@ -428,7 +428,7 @@ def test_command_on_a_folder_with_test_pairs(tmp_path: Path, capsys: pytest.Capt
     for name, count in (("train", 20), ("valid", 8), ("test", 12)):
         lines = "".join(json.dumps(line) + "\n" for line in stories(count))
         (tmp_path / f"{name}.jsonl").write_text(lines)
-    path, out = DATA / "gguf" / "stories260K.gguf", tmp_path / "a.gguf"
+    path, out = need("gguf/stories260K.gguf"), tmp_path / "a.gguf"
     words = [
         "finetune",
         str(path),
@@ -453,9 +453,7 @@ def test_command_on_a_folder_with_test_pairs(tmp_path: Path, capsys: pytest.Capt
 
 def test_the_form_is_that_of_the_objective() -> None:
     with pytest.raises(SettingError, match="form follows from the objective"):
-        Run(
-            DATA / "gguf" / "stories260K.gguf", stories(4), objective="dpo", data_options={"form": gl.llm.Form("texts")}
-        )
+        Run(need("gguf/stories260K.gguf"), stories(4), objective="dpo", data_options={"form": gl.llm.Form("texts")})
 
 
 @pytest.mark.parametrize(
@@ -477,5 +475,5 @@ def test_the_form_is_that_of_the_objective() -> None:
 )
 def test_bad_data(objective: str, lines: Any, text: str) -> None:
     with pytest.raises(DataError) as caught:
-        Run(DATA / "gguf" / "stories260K.gguf", lines, objective=objective, context=32)
+        Run(need("gguf/stories260K.gguf"), lines, objective=objective, context=32)
     assert text in str(caught.value) and "\n" not in str(caught.value)

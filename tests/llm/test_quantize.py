@@ -276,6 +276,8 @@ def test_the_command(capsys: Any, tmp_path: Path, model: Path) -> None:
     result = json.loads(text.splitlines()[-1])
     kinds = {name: tensor.kind for name, tensor in open_gguf(out).tensors.items()}
     assert {one["name"]: one["type"] for one in result["tensors"]} == kinds and kinds["output.weight"] == "q8_0"
+    before = {name: tensor.kind for name, tensor in open_gguf(model).tensors.items()}
+    assert {one["name"]: one["type_before"] for one in result["tensors"]} == before != kinds
     assert result["bytes"] == out.stat().st_size and result["type"] == "q4_k_s" and result["rmse"] > 0
     assert sum(kind_bytes(t.kind, t.shape) for t in open_gguf(out).tensors.values()) == result["tensor_bytes"]
     assert "bits per weight" in text and "llama-server -m" in text and "RMSE" in text

@@ -430,6 +430,16 @@ def test_guard_bytes_may_not_meet_buffers() -> None:
         bytecode.guards.append((ARENA, plan.placement.offsets[value] + value.bytes - 1, 1))
         with pytest.raises(PlanError, match="guard bytes"):
             prove(plan, bytecode)
+    known = np.zeros(plan.bytecode.arena_bytes, bool)  # each buffer has guard bytes, or another buffer, on both sides
+    parts = [(at, size) for _, at, size in plan.bytecode.guards]
+    parts += [(plan.placement.offsets[value], value.bytes) for value in plan.order.buffers]
+    parts += [(at, plan.needs[step].workspace_bytes) for step, at in plan.placement.workspace_offsets.items()]
+    for at, size in parts:
+        known[at : at + size] = True
+    for value in plan.order.buffers:
+        begin, end = plan.placement.offsets[value], plan.placement.offsets[value] + value.bytes
+        assert begin == 0 or known[begin - 1], value
+        assert end == known.size or known[end], value
     bytecode = copied(plan.bytecode)
     bytecode.guards.append((ARENA, plan.bytecode.arena_bytes, 64))
     with pytest.raises(PlanError, match="outside the arena"):

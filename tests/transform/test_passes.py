@@ -298,6 +298,9 @@ def test_convolution_relu_pool() -> None:
     same_with_and_without([loss, *[g for g in gl.gradients(loss, [x, w, b]) if g is not None]])
     other = ops.max_pool2d(ops.conv2d(x, w, b), 3)
     assert names(rewritten(other)) == ["conv2d", "max_pool2d"]
+    for settings in ({"stride": 1}, {"padding": 1}, {"stride": 2, "padding": 1}):
+        other = ops.max_pool2d(ops.conv2d(x, w, b), 2, **settings)
+        assert names(rewritten(other)) == ["conv2d", "max_pool2d"]
     loss = ops.sum(ops.sin(ops.max_pool2d(ops.relu(ops.conv2d(x, w, b)), 3, stride=1, padding=1)))
     same_with_and_without([loss, *[g for g in gl.gradients(loss, [x, w, b]) if g is not None]])
 
