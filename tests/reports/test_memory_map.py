@@ -15,15 +15,18 @@ from hypothesis import given
 
 import gradloom as gl
 from gradloom import nn, ops
+from gradloom.base.settings import Switches
 from gradloom.plan.bytecode import ARG_WRITE
 from gradloom.plan.memory import aligned
 from gradloom.plan.memory_map import WORKSPACE, MemoryMap, memory_maps
 from gradloom.plan.phases import BACKWARD, FORWARD, PHASES, UPDATE
-from gradloom.plan.plan import Plan
+from gradloom.plan.plan import Plan, make_plan
 from gradloom.reports.memory_map import LARGEST, figure, stored_table
 from gradloom.reports.page import Section, page
+from gradloom.transform.passes import rewrite
+from gradloom.transform.program import gather
 from tests.plan.devices import DEVICES, ended, schedule_of
-from tests.plan.programs import PROGRAMS, planned
+from tests.plan.programs import PROGRAMS, needs, parameter, planned, scalars
 from tests.plan.random_graphs import build
 from tests.plan.test_properties import RECIPES, TRAIN, examples
 from tests.plan.test_recomputed import deep, plan_of
@@ -113,6 +116,17 @@ def test_phases_of_a_training_step() -> None:
         plan, "matmul_relu_back"
     ) == {BACKWARD}
     assert set(only(plan).phase.tolist()) == {FORWARD, BACKWARD, UPDATE}
+
+
+def test_the_weight_of_a_loss_is_forward() -> None:
+    """Also where nothing but the guard reads it."""
+    w, x, rows = parameter("w", 5), gl.input("x", (5,)), gl.input("rows", (5,))
+    loss, weight = ops.sum(ops.sqr(w * x)), ops.sum(ops.tanh(rows))
+    (g,) = gl.gradients(loss, [w])
+    ops.guard(loss, weight, g)
+    new = ops.sgd(*scalars("lr", "momentum", "decay", "weight"), w, g, None)
+    plan = make_plan(rewrite(gather([loss], new)), needs, Switches())
+    assert phase_of(plan, "tanh") == {FORWARD}
 
 
 def test_a_gradient_of_a_gradient_is_backward() -> None:
