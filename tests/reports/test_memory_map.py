@@ -123,9 +123,9 @@ def test_the_weight_of_a_loss_is_forward() -> None:
     w, x, rows = parameter("w", 5), gl.input("x", (5,)), gl.input("rows", (5,))
     loss, weight = ops.sum(ops.sqr(w * x)), ops.sum(ops.tanh(rows))
     (g,) = gl.gradients(loss, [w])
-    ops.guard(loss, weight, g)
+    norm = ops.guard(loss, weight, g)
     new = ops.sgd(*scalars("lr", "momentum", "decay", "weight"), w, g, None)
-    plan = make_plan(rewrite(gather([loss], new)), needs, Switches())
+    plan = make_plan(rewrite(gather([loss, norm], new)), needs, Switches())
     assert phase_of(plan, "tanh") == {FORWARD}
 
 
