@@ -9,6 +9,7 @@ import pytest
 
 from gradloom.base.errors import FileError
 from gradloom.files import atomic_path, atomic_write, load_arrays, save_arrays
+from gradloom.files.safetensors_file import SafetensorsFile
 from tests import processes
 
 ENV = processes.environment()
@@ -83,6 +84,17 @@ def test_safetensors_are_read_by_the_package(tmp_path):
     save_arrays(tmp_path / "m.safetensors", {"w": np.arange(6, dtype="f4").reshape(2, 3), "u": np.array([1], "u1")})
     assert load_file(tmp_path / "m.safetensors")["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert load_arrays(tmp_path / "m.safetensors")[0]["u"].tolist() == [1]
+
+
+def test_empty_tensors_lie_anywhere(tmp_path):
+    """At the offset of the tensor that follows, and listed before or behind it."""
+    one, none = {"dtype": "F32", "shape": [2]}, {"dtype": "F32", "shape": [0, 3], "data_offsets": [0, 0]}
+    for names in (["b", "a"], ["a", "b"]):
+        head = {name: one | {"data_offsets": [0, 8]} if name == "b" else none for name in names}
+        text = json.dumps(head).encode()
+        (tmp_path / "m.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + np.float32([1, 2]).tobytes())
+        tensors = SafetensorsFile(tmp_path / "m.safetensors").tensors
+        assert {name: (t.shape, t.bytes) for name, t in tensors.items()} == {"a": ((0, 3), 0), "b": ((2,), 8)}
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

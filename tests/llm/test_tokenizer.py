@@ -27,6 +27,15 @@ def vectors(name):
     return [(t, [int(i) for i in line.split()]) for t, line in zip(texts, lines, strict=False)]
 
 
+@pytest.mark.parametrize("make", [lambda: byte_bpe(["H i", "i t"]), lambda: spm(["it"])], ids=["bpe", "spm"])
+def test_a_batch_keeps_the_order_of_short_and_long_texts(monkeypatch, make):
+    monkeypatch.setattr("gradloom.llm.bpe.BLOCK", 16)
+    tokenizer = Tokenizer(make(), "m.gguf")
+    texts = ["Hi", "Hit it " * 20, "it", "", "Hit" * 30, "tit"]  # one that cannot be cut
+    batch = tokenizer.encode_batch(texts, special=False, bos=False)
+    assert [ids.tolist() for ids in batch] == [tokenizer.encode(text, special=False, bos=False) for text in texts]
+
+
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_llama_cpp_vectors(name):
     tokenizer, cases = real(name), vectors(name)
