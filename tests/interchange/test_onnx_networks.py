@@ -86,6 +86,7 @@ LAYERS: dict[str, tuple[Any, np.ndarray]] = {
         ),
         rows(3, 2, 11, 9),
     ),
+    "padded means": (lambda: nn.Sequential(nn.AvgPool2d((3, 2), 2, padding=1), nn.Flatten()), rows(3, 2, 7, 5)),
 }  # fmt: skip
 
 
