@@ -83,13 +83,13 @@ def compare_or_kept(
     """
     if kept.INSTALLED:
         theirs = twin()
-        compare(what, net, theirs, feeds, call, twin_call and (lambda *x: twin_call(theirs, *x)), second)
-    outputs, _, _, grads = derived(net, feeds, call)
-    values = [*outputs, *(g for g in grads.values() if g is not None)]
+        values = compare(what, net, theirs, feeds, call, twin_call and (lambda *x: twin_call(theirs, *x)), second)
+    else:
+        outputs, _, _, grads = derived(net, feeds, call)
+        values = [*outputs, *(g for g in grads.values() if g is not None)]
+        on_the_cpu(what, values, feeds, 1e-4)
     known = evaluate(values, used(values, feeds))
     kept.check_kept(known[v] for v in values)
-    if not kept.INSTALLED:
-        on_the_cpu(what, values, feeds, 1e-4)
 
 
 def derived(
@@ -116,8 +116,8 @@ def compare(
     second: bool = True,
     seed: int = 0,
     cpu_room: float = 1e-4,
-) -> None:
-    """Compare a layer with its twin in PyTorch; AssertionError.
+) -> list[Value]:
+    """Compare a layer with its twin in PyTorch: its outputs and gradients; AssertionError.
 
     call, twin_call: net and twin with the inputs in the order of feeds; the default gives them by position.
     cpu_room: error allowed on the CPU, relative to the largest value.
@@ -144,13 +144,15 @@ def compare(
     total = sum((y * torch.tensor(w.astype(np.float64))).sum() for y, w in zip(theirs, weights, strict=True))
     twin_grads = torch.autograd.grad(total, list(twin_wrt.values()), create_graph=second, allow_unused=True)
     agree(f"{what}: gradient of", arrays(names, wrt, grads, feeds), tensors_of(twin_wrt, twin_grads), 1e-6)
-    on_the_cpu(what, [*outputs, *(g for g in grads if g is not None)], feeds, cpu_room)
+    values = [*outputs, *(g for g in grads if g is not None)]
+    on_the_cpu(what, values, feeds, cpu_room)
     bent = [ops.sum(ops.sin(g)) for g in grads if g is not None]
     twin_bent = [torch.sin(g).sum() for g in twin_grads if g is not None and g.requires_grad] if second else []
     if twin_bent and bent:
         again = gl.gradients(bent, wrt)
         twin_again = torch.autograd.grad(sum(twin_bent), list(twin_wrt.values()), allow_unused=True)
         agree(f"{what}: second derivative of", arrays(names, wrt, again, feeds), tensors_of(twin_wrt, twin_again), 1e-5)
+    return values
 
 
 def arrays(names: list[str], wrt: list[Value], grads: list[Value | None], feeds: Any) -> dict[str, np.ndarray]:

@@ -48,7 +48,6 @@ def triangle(*shape: int, lower: bool) -> np.ndarray:
 def test_systems_are_those_of_pytorch(
     a_shape: tuple[int, ...], b_shape: tuple[int, ...], lower: bool, unit_diagonal: bool, transpose_a: bool
 ):
-
     def theirs(a: Any, b: Any) -> Any:
         inside = torch.tril(a) if lower else torch.triu(a)
         given = inside.mT if transpose_a else inside
