@@ -145,9 +145,9 @@ esac
 
 if [ "$mode" = --full ]; then
   # Several at once, for time: --long has each alone.
-  section "tests of programs as they are written" under_switches GRADLOOM_REUSE=0 GRADLOOM_INPLACE=0 GRADLOOM_FUSE=0
+  section "tests of programs as they are written, with scalar kernels" under_switches \
+    GRADLOOM_REUSE=0 GRADLOOM_INPLACE=0 GRADLOOM_FUSE=0 GRADLOOM_ISA=scalar GRADLOOM_DEBUG=4
   section "tests with guarded memory" under_switches GRADLOOM_POISON=1 GRADLOOM_CHECK=2
-  section "tests with scalar kernels" under_switches GRADLOOM_ISA=scalar GRADLOOM_DEBUG=4
   section "sanitizers" bash tests/sanitize.sh
   section "allocations that fail" bash tests/faults.sh -k native
 fi

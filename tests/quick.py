@@ -10,37 +10,37 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 MANY = 5  # cases with one value of a parameter, of which the sample has at least one
 
 
-def sample(items: list[pytest.Item]) -> set[pytest.Item]:
-    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if not item.get_closest_marker("slow"):
-            cases[item.nodeid.split("[")[0]].append(item)
-    kept: set[pytest.Item] = set()
-    for of_one in cases.values():
-        of_one.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        left = {value for value, count in Counter(v for item in of_one for v in _values(item)).items() if count >= MANY}
-        for i, item in enumerate(of_one):
-            if i < math.sqrt(len(of_one)) or left & _values(item) or item.get_closest_marker("cheap"):
-                kept.add(item)
-                left -= _values(item)
+def sample(cases: list[str], is_cheap: bool) -> set[str]:
+    """Of the cases of one function, by name: test_x.py::test_op[relu-3-avx2] has the values relu, 3 and avx2."""
+    values = {case: set(enumerate(case.split("-"))) for case in cases}
+    left = {value for value, count in Counter(v for case in cases for v in values[case]).items() if count >= MANY}
+    kept: set[str] = set()
+    for i, case in enumerate(sorted(cases, key=lambda case: zlib.crc32(case.encode()))):
+        if i < math.sqrt(len(cases)) or left & values[case] or is_cheap:
+            kept.add(case)
+            left -= values[case]
     return kept
 
 
-def _values(item: pytest.Item) -> set[tuple[int, str]]:
-    """The parameters of a case as its name has them: matmul-3-avx2 is (0, "matmul"), (1, "3") and (2, "avx2")."""
-    return set(enumerate(item.nodeid.partition("[")[2].removesuffix("]").split("-")))
-
-
 class Quick:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> Iterator[None]:
+        """Drop cases before pytest makes tests of them: of 45 000 that takes 10 s in each process."""
+        yield
+        function, cases = metafunc.definition, {f"{metafunc.definition.nodeid}[{c.id}]": c for c in metafunc._calls}
+        kept = sample(list(cases), function.get_closest_marker("cheap") is not None)
+        metafunc._calls[:] = [case for name, case in cases.items() if name in kept]
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        kept = sample(items)
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = [item for item in items if item in kept]
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]

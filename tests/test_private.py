@@ -5,32 +5,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "gradloom"
 NATIVE = ("_core", "_cells")
-
-
-def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
-def relative(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
-
-
-@cache
-def everywhere() -> set[str]:
-    """The underscored names that modules of the package define."""
-    return set().union(*(defined(tree(path)) for path in modules()))
-
-
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def private(name: str) -> bool:
@@ -71,9 +49,12 @@ def reached(module: ast.Module, ours: set[str]) -> Iterator[tuple[str, int]]:
                 yield node.attr, node.lineno
 
 
-@pytest.mark.parametrize("path", modules(), ids=relative)
-def test_no_underscored_name_is_reached_across_modules(path: Path) -> None:
-    at = {f"{relative(path)}:{line} reaches {name}" for name, line in reached(tree(path), everywhere())}
+def test_no_underscored_name_is_reached_across_modules() -> None:
+    trees = {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))
+    }
+    everywhere = set().union(*map(defined, trees.values()))
+    at = {f"{name}:{line} reaches {what}" for name, tree in trees.items() for what, line in reached(tree, everywhere)}
     assert not at, "; ".join(sorted(at))
 
 

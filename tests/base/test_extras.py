@@ -93,18 +93,21 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, st
     return dict(zip(texts, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", LANGUAGE_COMMANDS)
 def test_a_command_names_the_extra(results: dict[str, Any], command: str) -> None:
     code, out, err = results[command]
     assert (code, out, err) == (2, "", f"gradloom: language model: {NEED}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", LANGUAGE_CALLS)
 def test_a_function_names_the_extra(results: dict[str, Any], call: str) -> None:
     where = "m.gguf: tensor 'token_embd.weight' (q8_0)" if "floats" in call else "language model"
     assert results[call] == [f"BackendError: {where}: {NEED}", "", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [*BASE_COMMANDS, *BASE_CALLS])
 def test_the_rest_runs(results: dict[str, Any], work: str) -> None:
     code, _, err = results[work]

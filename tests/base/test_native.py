@@ -87,6 +87,7 @@ def test_a_core_that_fits_and_cannot_be_loaded(tree: Path) -> None:
     assert re.search(rf"the native core {tree}/_c\w+{re.escape(suffix)} cannot be loaded: .*{REMEDY}$", line), line
 
 
+@pytest.mark.slow
 def test_a_package_in_an_archive(tree: Path, tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "gradloom"), "zip", tree.parent)
     assert refused(Path(archive)) == (

@@ -62,6 +62,7 @@ def test_a_table_from_file_to_predictions(capsys, tmp_path, shop):
     assert outputs[0] == outputs[1] and len(outputs[0].splitlines()) == 241
 
 
+@pytest.mark.slow
 def test_the_same_bytes_again(capsys, tmp_path, shop):
     fitted(capsys, shop, tmp_path / "a", *OPTIONS)
     whole = (tmp_path / "a" / "model.safetensors").read_bytes()

@@ -34,6 +34,7 @@ def trained(capsys: pytest.CaptureFixture[str], out: Path, *arguments: object) -
     return (out / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_plan_takes_the_settings_of_a_run(capsys, tmp_path, language):  # noqa: F811
     model, text = language
     out = tmp_path / "adapter.gguf"

@@ -139,6 +139,7 @@ def test_the_unit_is_valid(tmp_path: Path) -> None:
     assert (good.returncode, good.stderr) == (0, "") and "KilMode" in bad.stderr
 
 
+@pytest.mark.slow
 def test_the_unit_starts_a_command_that_resumes(tmp_path: Path, cluster: dict[str, str]) -> None:
     """Its ExecStart: on the first start, and when the run has finished."""
     command = re.search(r"^ExecStart=\S+ (.*)$", (DEPLOY / "gradloom@.service").read_text(), re.M)

@@ -175,6 +175,7 @@ def test_an_environment_that_cannot_be(capsys, fresh, monkeypatch):
     assert code == 1 and "problem: the environment: isa: 'mmx' cannot run here; must be one of " in out
 
 
+@pytest.mark.slow
 def test_kernels_that_are_wrong_or_missing_are_named(capsys, fresh, monkeypatch):
     """A core of other sources: its relu is another function, and an op has no kernel."""
     spec = REGISTRY["relu"]

@@ -83,6 +83,7 @@ def test_errors_are_one_line(
     assert text in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_training_by_the_command(capsys: Any, folder: Path, tmp_path: Path) -> None:
     """Recall in the report and in --json, and the command that uses the adapter."""
     words = ["--objective", "embed", "--context", 32, "--steps", 2, "--val", folder / "pairs.jsonl", "--widths", "8,48"]

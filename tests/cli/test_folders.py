@@ -214,6 +214,7 @@ def trained(places: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -
     return model, str(root / "adapter"), root / "merged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [0, 1, 2])
 def test_a_killed_merge_into_a_folder_is_repeated(
     trained: tuple[str, str, Path], tmp_path: Path, capsys: object, moves: int

@@ -295,6 +295,7 @@ def fingerprint(capsys: pytest.CaptureFixture[str], folder: Path, line: str) -> 
     return 0, json.dumps(found, sort_keys=True) + hashlib.md5(written).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", TABLE)
 def test_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, files: Path, line: str) -> None:
     monkeypatch.chdir(files)

@@ -251,6 +251,7 @@ def test_colour(capsys, tmp_path):
     assert code == 0 and len(out.splitlines()) == 5  # grey images are taken, too
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed_to_the_bit(tmp_path):
     root = bars(tmp_path / "bars", 400)
     common = ["--epochs", "8", "--augment", "crop,rotate,erase", "--checkpoint-every", "9steps"]

@@ -68,6 +68,7 @@ print(json.dumps(texts))
     assert texts[0] == texts[1] and all(len(text.splitlines()) > 4 for text in texts[0].values())
 
 
+@pytest.mark.slow
 def test_it_trains_without_docstrings(tmp_path):
     digits = str(Path(__file__).parents[2] / "examples" / "data" / "digits.npz")
     words = ["fit", digits, "--epochs", "1", "--hidden", "4", "--out", str(tmp_path / "run")]

@@ -135,6 +135,7 @@ def test_a_model_that_is_not_there(capsys, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_working_directory_that_is_gone(tmp_path):
     good(tmp_path / "out")
     (tmp_path / "gone").mkdir()

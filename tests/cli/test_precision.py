@@ -62,6 +62,7 @@ def test_the_environment_decides_what_is_not_said(
         assert (tmp_path / f"{name}-again" / "model.safetensors").read_bytes() == model
 
 
+@pytest.mark.slow
 def test_a_finetune_goes_on_in_its_precision_or_says_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

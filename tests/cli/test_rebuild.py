@@ -312,6 +312,7 @@ def test_a_capsule_that_cannot_be_written_hides_no_error(capsys, tmp_path, monke
     assert not [p for p in (tmp_path / "run").iterdir() if "failed" in p.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"kind": "q8_0"}, {"kind": "f16", "precision": "bf16"}], ids=["q8_0", "f16, bf16"])
 def test_a_step_of_lora_on_mapped_weights_is_replayed(capsys, tmp_path, monkeypatch, options):
     monkeypatch.chdir(tmp_path)
@@ -326,6 +327,7 @@ def test_a_step_of_lora_on_mapped_weights_is_replayed(capsys, tmp_path, monkeypa
         assert code == 0 and json.loads(out)["by_bits"] == (not words or isas()[0] == "scalar"), err
 
 
+@pytest.mark.slow
 def test_a_step_of_a_real_model_is_replayed(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, text = need("gguf/stories260K.gguf"), need("text/tinyshakespeare.txt")
@@ -338,6 +340,7 @@ def test_a_step_of_a_real_model_is_replayed(capsys, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_files_of_the_run_are_not_replaced(capsys, tmp_path):
     data, folder = flowers(tmp_path / "t.csv"), tmp_path / "run"
     assert run(capsys, "fit", data, "--out", folder, *FIT)[0] == 0

@@ -311,6 +311,7 @@ def test_a_fine_tuning_is_repeated(capsys, tmp_path, language, out):  # noqa: F8
         assert again.read_bytes() == (tmp_path / out).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_that_went_on_with_another_precision(capsys, tmp_path):
     out = tmp_path / "a"
     words = ("--epochs", 40, "--patience", 0, "--out", out)

@@ -277,6 +277,7 @@ def test_mistakes(capsys, tmp_path, options, says):
     assert code == 2 and says in err.splitlines()[-1] and not (tmp_path / "out" / MODEL).exists()
 
 
+@pytest.mark.slow
 def test_a_rerun_of_a_resumed_run_has_its_bytes(capsys, tmp_path, whole):
     out = tmp_path / "out"
     assert run(capsys, "fit", DIGITS, *SETTINGS, "--stop-after", "0.001s", "--out", out)[0] == 0
@@ -337,6 +338,7 @@ def test_other_names_are_refused(capsys, tmp_path, changed, named):
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["\n", "\r\n", ".gz"])
 def test_the_same_table_in_other_bytes(capsys, tmp_path, end):
     """Packed, or with other ends of lines: the run continues to the same weights, and other bytes are said."""

@@ -125,6 +125,7 @@ def test_stop_after(capsys, tmp_path, language, whole):  # noqa: F811
     same(tmp_path / "b.gguf", whole)
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_is_replaced_when_asked(capsys, tmp_path, language, whole):  # noqa: F811
     words = ("finetune", *language, "--out", tmp_path / "a.gguf", *SETTINGS)
     assert run(capsys, *words, "--seed", 7, "--stop-after", "0.001s")[0] == 0

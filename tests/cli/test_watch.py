@@ -26,6 +26,7 @@ def watched(folder: Path) -> list[dict[str, float]]:
     return [line for line in gl.train.read_metrics(folder) if line["kind"] == "watch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_finetune(folder: Path, capsys: pytest.CaptureFixture[str], precision: str) -> None:
     line = ["finetune", folder / "m.gguf", folder / "t.txt", "--context", 32, "--batch-size", 4, "--steps", 5]

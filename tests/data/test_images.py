@@ -392,6 +392,7 @@ print(len(found), resident_peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
     """Images of 35 million pixels are decoded one at a time by any number of threads; text is not unpacked."""
     photos(tmp_path / "small", 3)

@@ -32,6 +32,7 @@ def test_the_reference_has_every_public_name(reference: ModuleType) -> None:
         assert sorted(listed[f"gl.{name}"]) == sorted(getattr(gl, name).__all__)
 
 
+@pytest.mark.slow
 def test_every_entry_has_a_text(reference: ModuleType) -> None:
     text = "\n".join(reference.pages().values())
     empty = re.findall(r"\{py:(?:class|function|data)\} (\S+).*\n\n```+\n", text)

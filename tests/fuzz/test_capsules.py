@@ -116,6 +116,7 @@ def mutated(seeds, number):
     return bytes(data)
 
 
+@pytest.mark.slow
 def test_mutated_capsules_are_refused_or_replayed(tmp_path, seeds):
     file, costs, ran = tmp_path / "a.capsule", Costs(), 0
     for number in range(CASES):

@@ -438,6 +438,7 @@ def test_tinyshakespeare():
     assert data.labels.ravel()[: len(ids) - 1].tolist() == ids[1:] and data.report.counted == len(ids) - 1
 
 
+@pytest.mark.slow
 def test_a_hundred_megabytes_would_do(tmp_path):
     """Memory while a text is tokenised: a few blocks beside its tokens."""
     import tracemalloc

@@ -253,6 +253,7 @@ def test_a_resumed_run_reads_the_file(
     assert resumed.report["kl"] == whole.report["kl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["gone", "short", "other", "no array"])
 def test_a_damaged_file_is_computed_again(
     tmp_path: Path, models: tuple[Path, Path], damage: str, caplog: pytest.LogCaptureFixture
@@ -327,6 +328,7 @@ def test_the_plan_is_that_of_the_run(models: tuple[Path, Path]) -> None:
     assert without.arena <= made.arena and without.teacher == made.teacher
 
 
+@pytest.mark.slow
 def test_a_budget_below_the_pass_of_the_teacher(tmp_path: Path, models: tuple[Path, Path]) -> None:
     large = write(tmp_path, "llama", layers=4, width=384, heads=8, ffn=8192)
     settings: dict[str, Any] = {"objective": "distil", "teacher": large, "context": 24}

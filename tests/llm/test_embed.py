@@ -170,6 +170,7 @@ def test_micro_batches_are_one_batch(tmp_path: Path, pooling: str) -> None:
     np.testing.assert_allclose(several.history.to_dict()["loss"], one.history.to_dict()["loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_micro_batch(tmp_path: Path) -> None:
     """1024 samples in a step: the arena of two, and the embeddings and similarities of all."""
     path = write(tmp_path, "llama")
@@ -307,6 +308,7 @@ def test_damaged_facts_are_refused(tmp_path: Path, key: str, value: Any, text: s
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_first_line_decides_on_negatives(tmp_path: Path) -> None:
     """Also of packed rows; other names of keys."""
     path = write(tmp_path, "llama")

@@ -439,6 +439,7 @@ def test_data_that_do_not_fit_the_model(tmp_path: Path) -> None:
         run_on(path, tmp_path / "a.txt", context=64)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not STORIES.exists() or not SHAKESPEARE.exists(), reason=f"{ROOT} has not the model and the text")
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_real_model_learns_a_real_text(tmp_path: Path, method: str) -> None:

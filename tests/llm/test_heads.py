@@ -142,6 +142,7 @@ def test_bits_do_not_depend_on_threads(tmp_path: Path, objective: str) -> None:
     assert (HEAD in trained(one)) == (objective != "embed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", POOLED)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_have_the_bits_of_one_process(tmp_path: Path, objective: str, ranks: int) -> None:
@@ -152,6 +153,7 @@ def test_ranks_have_the_bits_of_one_process(tmp_path: Path, objective: str, rank
     assert found == [trained(one)] * ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", POOLED)
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_resumed_run_has_the_bits_of_one_that_was_never_stopped(tmp_path: Path, objective: str, method: str) -> None:

@@ -39,6 +39,7 @@ def finetune(folder: Path, out: str, *options: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr.splitlines()[-1]}
 
 
+@pytest.mark.slow
 def test_a_run_stays_below_its_budget_with_the_same_bytes(folder: Path) -> None:
     rows = ("--micro-batch-size", "8")
     whole = finetune(folder, "whole.gguf", *rows)
@@ -235,6 +236,7 @@ LINES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", list(LINES))
 def test_a_shorter_context_that_an_error_proposes_is_an_upper_bound(
     folder: Path, objective: str, monkeypatch: pytest.MonkeyPatch

@@ -335,6 +335,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_never_stopped(
     assert again.report["rewards_chosen"] == whole.report["rewards_chosen"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", PAIRED)
 def test_the_plan_is_that_of_the_run(tmp_path: Path, objective: str) -> None:
     path, data = write(tmp_path, "llama"), data_for(objective, 7, 2)
@@ -423,6 +424,7 @@ def test_other_data_are_measured_as_validation_rows(objective: str) -> None:
     assert before is not None and last.loss < before.loss
 
 
+@pytest.mark.slow
 def test_command_on_a_folder_with_test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The adapter is saved, test pairs are measured, and `--json` has the rewards."""
     for name, count in (("train", 20), ("valid", 8), ("test", 12)):

@@ -178,6 +178,7 @@ def test_an_adapter_that_was_planned_with_can_be_trained(path):
         np.testing.assert_array_equal(parameter.numpy(), other.parameters()[name].numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_run_takes_what_its_plan_promised(tmp_path, method):
     """rules: at most the promise and 3 % or 16 MiB, at least 90 % of it. A model of 38 MB, in a process of its own."""

@@ -113,6 +113,7 @@ def test_tokens_of_a_common_start_are_those_of_the_whole_text():
             assert np.flatnonzero(samples.counted[a:b])[0] == common
 
 
+@pytest.mark.slow
 def test_chats_with_and_without_a_prompt():
     more = [USER, NO, {"role": "user", "content": "Why"}]
     want = [(f"{x}<|im_end|>") for x in ("Yes", "No")]

@@ -60,6 +60,7 @@ def test_ctrl_c_and_resume(path: Path, whole: Any, tmp_path: Path, full: bool, s
     assert texts == [text.as_dict() for text in again.samples]
 
 
+@pytest.mark.slow
 def test_a_refused_budget_proposes_what_a_resumed_run_can_change(path: Path, tmp_path: Path) -> None:
     first = tuned(path, False, run=tmp_path / "run", callbacks=[interrupted_at(2)])
     assert first.interrupted
@@ -80,6 +81,7 @@ def test_moments_in_8_bits(path: Path, whole: Any, tmp_path: Path, monkeypatch: 
     assert same(again, through) and not same(again, whole[True])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("one", "two"), [(1, 2), (2, 1), (3, 2)])
 def test_another_number_of_ranks(path: Path, whole: Any, tmp_path: Path, one: int, two: int) -> None:
     def train(count: int, **options: Any) -> Any:
@@ -223,6 +225,7 @@ def another(path: Path, folder: Path, key: str = "", tensor: str = "") -> Path:
     return folder / "another.gguf"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 def test_another_model_of_the_same_shapes(path: Path, tmp_path: Path, full: bool) -> None:
     """Of another name for a token, which no row and no graph shows, and of other numbers in a tensor, also in one that

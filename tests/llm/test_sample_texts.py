@@ -90,6 +90,7 @@ def test_ranks_sample_once(tmp_path: Path) -> None:
     assert trained(found[0]) == trained(found[1]) == trained(plain)
 
 
+@pytest.mark.slow
 def test_the_plan_counts_them(tmp_path: Path) -> None:
     """The cache of keys and values, and the arena where a text needs more than a step does."""
     path = write(tmp_path, "llama", context=4096)

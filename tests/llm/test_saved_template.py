@@ -124,6 +124,7 @@ def test_the_commands_chat_as_it_was_trained(tmp_path, chats, capsys, monkeypatc
 OTHER = TEMPLATE.replace("': '", "' says: '")
 
 
+@pytest.mark.slow
 def test_it_is_used_wherever_chats_are_read(tmp_path, chats, without):
     """A further finetune, evaluate, verify: through the template of the adapter, or of the full model; the option goes
     before it."""

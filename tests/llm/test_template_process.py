@@ -143,6 +143,7 @@ def test_which_chat_of_a_batch_passes_a_limit(limits):
     assert [isinstance(one, DataError) for one in found] == [False, True, False, True, False]
 
 
+@pytest.mark.slow
 def test_a_template_that_passes_its_limits_again_and_again_is_given_up(tmp_path, limits):
     """Also where bad lines are skipped: each of them takes seconds."""
     limits(silence=60.0, seconds=0.2)
@@ -262,6 +263,7 @@ def test_filters_need_no_file():
 # -- what it may do and what it sees -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 def test_limits_of_the_process(monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "do not tell")
@@ -398,6 +400,7 @@ def test_an_idle_process_that_somebody_kills():
     assert ends(pid(made)) and made.parts(CHAT)
 
 
+@pytest.mark.slow
 def test_threads_take_turns():
     templates = [ChatTemplate(source, chatml()) for source in (CHATML, QWEN3, MARKED)]
     want = [[made.parts(CHAT[: 2 * n + 2]) for n in range(2)] for made in templates]
@@ -530,6 +533,7 @@ def test_it_ends_with_its_parent(parent, how, number):
     assert ends(worker, 4) and time.monotonic() - began < 4.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fork", "spawn"])
 def test_multiprocessing(parent, how):
     process = parent(how)

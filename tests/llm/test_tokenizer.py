@@ -58,6 +58,7 @@ def test_a_vocabulary_of_costly_merges(monkeypatch):
     assert tokenizer.decode(tokenizer.encode("a" * 9000, bos=False)).endswith("a" * 9000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_a_book_comes_back_and_streams_the_same(name):
     tokenizer = real(name)

@@ -194,6 +194,7 @@ def test_a_tensor_that_is_not_finite_is_named(tmp_path):
         assert {name: p.numpy().tobytes() for name, p in adapter.parameters().items()} == before
 
 
+@pytest.mark.slow
 def test_the_seed_chooses_the_rows(model):
     """They are those of the first step of a training with these settings."""
     data, losses = rows_of(6, 16), set()
@@ -229,6 +230,7 @@ def test_more_memory_than_there_is(model, monkeypatch):
         verify(model, rows_of(1, 24), LoRA(rank=2))
 
 
+@pytest.mark.slow
 def test_its_runs_flush_as_they_are_told(tmp_path, monkeypatch):
     model, seen = load(write(tmp_path, "llama")), []
 

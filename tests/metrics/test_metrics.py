@@ -89,6 +89,7 @@ def test_means_over_rows_have_standard_errors():
         np.testing.assert_allclose((found[name], found[name + "_unc"]), (mean, spread), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_uncertainties_follow_the_number():
     """Of a root and of an exponential: that of the mean times the slope; the scatter of 300 samples."""
     rng, found = np.random.default_rng(1), []

@@ -366,6 +366,7 @@ def test_the_fastest_plan_that_was_tried_is_taken_and_none_above_the_budget(
             assert budget.lives.peak() <= target
 
 
+@pytest.mark.slow
 def test_planning_within_a_budget_leaves_no_garbage() -> None:
     """Which would be added to the memory of the process, beside the arrays of the program: while several programs are
     compiled, nothing else collects it."""

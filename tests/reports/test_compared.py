@@ -137,6 +137,7 @@ def of_churn(folder: Path, *words: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_runs_with_other_held_out_rows_are_not_in_the_drawing(tmp_path: Path) -> None:
     write_churn(tmp_path / "churn.csv", rows=400)
     runs = [of_churn(tmp_path / name, *more) for name, more in (

@@ -105,6 +105,7 @@ def test_the_table_has_the_loss_of_each_token(sft: Path, folder: Path) -> None:
             assert float(probability) == pytest.approx(np.exp(-loss), rel=6e-3)
 
 
+@pytest.mark.slow
 def test_windows_of_a_text_have_losses(folder: Path) -> None:
     run = tune(folder, "text", "text.txt")
     page = Numbers(report(run).html)
@@ -144,6 +145,7 @@ def test_judged_completions_have_rewards(folder: Path) -> None:
     assert section.figures[0].table.rows[0][0] == section.figures[1].table.rows[0][0]  # the same parts
 
 
+@pytest.mark.slow
 def test_a_run_in_memory_has_the_same_losses(sft: Path, folder: Path) -> None:
     settings: dict[str, Any] = {"steps": 6, "context": 64, "val_split": 0.25, "threads": 1, "progress": False}
     run = gl.llm.finetune(need("gguf/stories260K.gguf"), folder / "sft.jsonl", **settings)
@@ -155,6 +157,7 @@ def test_a_run_in_memory_has_the_same_losses(sft: Path, folder: Path) -> None:
     assert mean == pytest.approx(pairs.report["rewards_margin"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_file_of_validation_rows_is_read_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = (folder / "sft.jsonl").read_text().splitlines(keepends=True)
     (folder / "train.jsonl").write_text("".join(rows[:30]))
@@ -237,6 +240,7 @@ def test_a_run_without_validation_rows_is_left_out(folder: Path) -> None:
     assert left_out(tune(folder, "none", "sft.jsonl", "--val-split", "0")).endswith("the run has no validation rows")
 
 
+@pytest.mark.slow
 def test_other_objectives_have_no_such_section(folder: Path) -> None:
     lines = [{"text": f"a story of {k}", "label": "ab"[k % 2]} for k in range(40)]
     (folder / "labelled.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -55,6 +55,7 @@ def table_of(html: str) -> list[dict[str, str]]:
 # ---- rows of another file --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_training_rows_in_another_file_are_stated(
     churn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

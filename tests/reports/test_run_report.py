@@ -131,6 +131,7 @@ def test_runs_are_compared_by_their_differing_settings(churn: Path) -> None:
         assert f"<td>{Score(result['test_accuracy'], result['test_accuracy_unc'])}</td>" in made.sections[0].html
 
 
+@pytest.mark.slow
 def test_runs_of_one_name_are_named_apart(churn: Path, tmp_path: Path) -> None:
     import shutil
 
@@ -151,6 +152,7 @@ def test_a_fine_tuning_has_its_losses_and_texts(stories: Path) -> None:
     assert made.sections[2].html.count("<tr>") == 3 and "alert(1)&lt;/script&gt;" in made.sections[2].html
 
 
+@pytest.mark.slow
 def test_a_program_that_runs_no_command_reports_a_fine_tuning(stories: Path) -> None:
     text = f"import gradloom as gl; made = gl.report({str(stories / 'a.run')!r}); print(made.left_out)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
@@ -204,6 +206,7 @@ def test_preferences_have_curves_of_their_margins(tmp_path: Path) -> None:
     assert titles == ["loss", "rewards_margin"]
 
 
+@pytest.mark.slow
 def test_images_have_their_worst_rows_as_pictures(tmp_path: Path) -> None:
     folder = need("mnist/t10k-images-idx3-ubyte.gz").parent
     fit(str(folder), "--out", str(tmp_path / "run"), "--epochs", "1", "--hidden", "16", "--batch-size", "500")

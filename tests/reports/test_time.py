@@ -87,6 +87,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_report_times_a_step_where_that_is_asked(
     fitted: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def least_of(error: str) -> int:
     return int(float(found[1]) * MIB)
 
 
+@pytest.mark.slow
 def test_fit_stays_below_its_budget_with_the_same_bits() -> None:
     whole = train(FIT, micro_batch_size=4000)
     refused = train(FIT, 48 * MIB, micro_batch_size=4000)
@@ -95,6 +96,7 @@ COUPLED = """
 """
 
 
+@pytest.mark.slow
 def test_buffers_of_a_batch_loss_are_within_the_budget() -> None:
     """31 MiB each of values and of joined rows, for training; an evaluation of 829 rows has some of its own."""
     options: dict[str, Any] = {"depth": 2, "micro_batch_size": 400}
@@ -307,6 +309,7 @@ def test_each_of_five_fits_of_a_process_stays_below_the_budget() -> None:
     assert max(found["peaks"]) <= budget
 
 
+@pytest.mark.slow
 def test_the_least_budget_is_about_the_same_with_the_rows_that_a_refusal_names() -> None:
     deep: dict[str, Any] = {"depth": 12}
     refused = train(FIT, 48 * MIB, **deep)["error"]

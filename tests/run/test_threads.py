@@ -535,6 +535,7 @@ def test_children_forked_while_threads_train_work_and_give_the_same_bits() -> No
     assert ended.returncode == 0, (ended.returncode, ended.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_forked_while_a_thread_imports_has_all_that_it_needs() -> None:
     script = """

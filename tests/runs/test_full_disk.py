@@ -120,6 +120,7 @@ def test_an_older_run_stays_when_nothing_of_the_new_one_can_be_saved(disk, capfd
     assert read_run(disk / "run") == before and list((disk / "run" / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bytes", [0, 100, 400])
 def test_files_that_may_not_grow(tmp_path, bytes):
     """RLIMIT_FSIZE from before the first step: neither run.json nor a line, or one without the other."""

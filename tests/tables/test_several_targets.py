@@ -367,6 +367,7 @@ def test_one_target_is_as_it_was(fitted, tmp_path):
     assert "heads" not in json.dumps(described_network(model.net))
 
 
+@pytest.mark.slow
 def test_a_stopped_fit_resumes_to_the_same_bytes(fitted, tmp_path, capsys):
     data, out = fitted
     again = tmp_path / "m"

@@ -648,6 +648,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_ctrl_c_ends_all_replicas() -> None:
     script = ENDLESS.replace("10_000_000, verbose=True", "10, verbose=True") + ENDLESS

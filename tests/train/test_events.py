@@ -151,8 +151,8 @@ def changes_of_loops(path: Path) -> list[str]:
         name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
         return name in ("loop", "_loop")
 
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    found, text = [], path.read_text()
+    for node in ast.walk(ast.parse(text if "loop" in text else "")):  # which saves most of the time
         targets: list[ast.AST] = []
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
             targets = list(node.targets) if isinstance(node, ast.Assign) else [node.target]

@@ -238,6 +238,7 @@ def test_processes_make_the_same_rows() -> None:
     assert np.array_equal(made.data, expected.data) and np.array_equal(made.labels, expected.labels)
 
 
+@pytest.mark.slow
 def test_a_source_may_use_an_array_again() -> None:
     class Again(Rows):
         def __init__(self) -> None:

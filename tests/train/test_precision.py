@@ -114,6 +114,7 @@ def test_losses_and_gradients_are_those_of_pytorch_on_rounded_operands(kind: str
 # ---- ranks and replicas ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [mlp, cnn])
 def test_the_same_bits_for_any_ranks(make: Any) -> None:
     one = train(make, threads(1)[0], 16, precision="bf16")

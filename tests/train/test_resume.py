@@ -429,6 +429,7 @@ def test_killed_in_listeners(name, seed, whole, tmp_path):
     assert kills and same(whole[name], dict(np.load(tmp_path / "out.npz")))
 
 
+@pytest.mark.slow
 def test_ctrl_c_comes_as_a_signal(whole, tmp_path):
     """In windows: it waits for a place between two steps, and the last checkpoint is taken there."""
     for at in (5, 28):
