@@ -7,9 +7,11 @@ from typing import NamedTuple
 # The packages of tests that are nearest to a folder of the package, or of the core; the longest prefix counts.
 NEAREST = {
     "base": "base cli", "cli": "cli", "data": "data tables", "eager": "eager", "files": "files faults runs",
-    "graph": "graph ops optim", "llm": "llm", "nn": "nn", "ops": "ops core graph", "optim": "optim eager train",
-    "plan": "plan run graph", "run": "run", "runs": "runs train", "step": "step train optim parallel",
-    "tables": "tables", "train": "train runs", "transform": "transform plan run graph",
+    "graph": "graph ops optim", "interchange": "interchange", "llm": "llm", "losses": "losses train",
+    "metrics": "metrics train", "nn": "nn", "ops": "ops core graph", "optim": "optim eager train",
+    "plan": "plan run graph", "reports": "reports cli", "run": "run", "runs": "runs train",
+    "step": "step train optim parallel", "tables": "tables", "train": "train runs",
+    "transform": "transform plan run graph",
     "csrc": "core ops run", "csrc/cells": "data tables",
 }  # fmt: skip
 
@@ -136,8 +138,8 @@ FAULTS = (
     Fault(
         "transform/recompute.py", "node.op.leaf or node.op.updates or node.op.guard", "node.op.leaf or node.op.guard"
     ),
-    Fault("transform/recompute.py", "node.op.updates or node.op.guard or node.after", "node.op.updates or node.after"),
-    Fault("transform/recompute.py", "node.op.guard or node.after)", "node.op.guard)"),
+    Fault("transform/recompute.py", "or node.op.guard or node.op.python", "or node.op.python"),
+    Fault("transform/recompute.py", "node.op.python or node.after)", "node.op.python)"),
     Fault("transform/recompute.py", "if v is not None and v not in clones]", "if v is not None]"),
     Fault(
         "transform/recompute.py",
@@ -240,7 +242,11 @@ FAULTS = (
         "made[1].recomputed.overhead > best[1].recomputed.overhead",
     ),
     Fault("plan/recomputed.py", "if best is None and self.smallest[1].peak_bytes <= budget:", "if best is None:"),
-    Fault("plan/recomputed.py", "if self.whole.peak_bytes <= budget:", "if self.whole.lower_bound_bytes <= budget:"),
+    Fault(
+        "plan/recomputed.py",
+        "if self.whole.peak_bytes <= budget:\n            return self.program, ",
+        "if self.whole.lower_bound_bytes <= budget:\n            return self.program, ",
+    ),
     Fault(
         "plan/recomputed.py",
         "sum(one.bytes for one in cloned), self.lives.cost",
@@ -325,8 +331,8 @@ FAULTS = (
     Fault("base/memory.py", 'unit = 1000 if (found[4] or "").upper() == "B" else 1024', "unit = 1024"),
     Fault("cli/evaluate.py", '        "interrupted": interrupted,\n', ""),
     Fault("cli/fit.py", "seed=use.seed, drop=use.drop or (),", "seed=use.seed,"),
-    Fault("cli/predict.py", "cell = _not_a_formula if escape_formulas else str", "cell = str"),
-    Fault("cli/predict.py", "accuracy * (1 - accuracy) / (n - 1)", "accuracy * (1 - accuracy) / n"),
+    Fault("cli/predict.py", "        cell = not_a_formula if escape_formulas else str\n", "        cell = str\n"),
+    Fault("cli/predict_scores.py", "accuracy * (1 - accuracy) / (n - 1)", "accuracy * (1 - accuracy) / n"),
     Fault("cli/runs.py", '"epochs": about["epoch"],', '"epochs": about["step"],'),
     Fault("cli/config.py", "dict.fromkeys(values.keys() - given.keys(), file)", "dict.fromkeys(values.keys(), file)"),
     # ---- tables ----
@@ -369,5 +375,192 @@ FAULTS = (
     Fault("csrc/kernels/reduce.h", "    if (rest) fold_columns", "    if (rest > 1) fold_columns"),
     Fault("csrc/kernels/softmax.h", "    walk.seek(part_range(rows.count, part, parts).begin);\n", ""),
     Fault("csrc/kernels/rope.h", "      if (from != to && rest) std::memcpy(to + 2 * n, from + 2 * n, rest);\n", ""),
-    Fault("csrc/kernels/gemm_rows.h", "for (; j < columns; j++) dot_side", "for (; j + 1 < columns; j++) dot_side"),
+    Fault("csrc/kernels/gemm_rows.h", "? done : columns - R;", "? done : columns - R - 1;"),
+    # ---- layers, losses and optimisers: of one who had not seen the tests ----
+    Fault("nn/recurrent.py", "return n + z * (before - n)", "return before + z * (n - before)"),
+    Fault(
+        "ops/norm.py",
+        "offset = mul(mean, factor) if bias is None else sub(mul(mean, factor), bias)",
+        "offset = mul(mean, factor) if bias is None else add(mul(mean, factor), bias)",
+    ),
+    Fault(
+        "optim/clip.py",
+        "return ops.maximum(ops.div(norm, max_norm), 1.0)",
+        "return ops.maximum(ops.div(max_norm, norm), 1.0)",
+    ),
+    Fault(
+        "nn/layers.py", "keep, take = 1 - self.momentum, self.momentum", "take, keep = 1 - self.momentum, self.momentum"
+    ),
+    Fault("losses/classes.py", "bias=self.label_smoothing / classes)", "bias=self.label_smoothing / (classes - 1))"),
+    Fault(
+        "nn/attention.py",
+        "unseen |= np.tri(tokens, k=-window, dtype=bool)",
+        "unseen |= np.tri(tokens, k=-window - 1, dtype=bool)",
+    ),
+    Fault(
+        "ops/scans.py",
+        "u = recurrence(_shifted(a, axis, -by), g, axis=axis, reverse=not reverse)",
+        "u = recurrence(_shifted(a, axis, by), g, axis=axis, reverse=not reverse)",
+    ),
+    Fault("optim/average.py", "other = w.read().copy()", "other = w.read()"),
+    Fault(
+        "ops/resize.py",
+        "scales = [1 / factor for factor in factors]",
+        "scales = [extent / out if out else 0.0 for extent, out in zip(extents, sizes, strict=True)]",
+    ),
+    Fault(
+        "ops/statistics.py",
+        "top = where(less(abs(top), math.inf), top, 0.0)",
+        "top = where(less(top, math.inf), top, 0.0)",
+    ),
+    Fault("graph/grad.py", "incoming.setdefault(loss, []).append(seed)", "incoming[loss] = [seed]"),
+    # ---- plans: of one who had not seen the tests ----
+    Fault("plan/memory.py", "if born <= last and dies >= first:", "if born < last and dies > first:"),
+    Fault("plan/memory.py", "change[death + 1] -= size", "change[death] -= size"),
+    Fault("plan/order.py", "            death[base] = end\n", "            death[base] = end - 1\n"),
+    Fault(
+        "plan/plan.py",
+        "return self.placement.arena_bytes + self.bytecode.scratch_bytes * self.threads",
+        "return self.placement.arena_bytes + self.bytecode.scratch_bytes",
+    ),
+    Fault(
+        "plan/layout.py",
+        "outputs.append(value if dense and view_base(old) not in self.overwritten else self.copied(value))",
+        "outputs.append(value if dense else self.copied(value))",
+    ),
+    Fault("plan/memory_map.py", "taken = set(placed.inplace.values())", "taken = set(placed.inplace)"),
+    Fault(
+        "transform/fuse.py",
+        'if any(outer.attrs[k] != v for k, v in {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}.items()):',
+        'if any(outer.attrs[k] != v for k, v in {"kernel": (2, 2), "stride": (2, 2)}.items()):',
+    ),
+    Fault("plan/phases.py", "loss, gradients = read[:2], read[2:]", "loss, gradients = read[:1], read[1:]"),
+    Fault(
+        "plan/recomputed.py",
+        "        if self.whole.peak_bytes <= budget:\n            return self.program, self.whole",
+        "        if self.whole.peak_bytes < budget:\n            return self.program, self.whole",
+    ),
+    Fault("transform/recompute.py", "node.op.guard or node.op.python or node.after)", "node.op.guard or node.after)"),
+    Fault(
+        "plan/bytecode.py",
+        "[(offset - self.guard, offset + aligned(size) + self.guard)",
+        "[(offset, offset + aligned(size) + self.guard)",
+    ),
+    # ---- training and runs: of one who had not seen the tests ----
+    Fault("train/stopping.py", "if self._waited >= max(1, self.patience):", "if self._waited > max(1, self.patience):"),
+    Fault(
+        "train/stopping.py",
+        'self._waited, self.stopped = int(values["waited"]), bool(values["stopped"])',
+        'self._waited, self.stopped = 0, bool(values["stopped"])',
+    ),
+    Fault("runs/checkpoint.py", "return self._newest(best=False)", "return self._newest(best=True)"),
+    Fault("metrics/numbers.py", "(each * np.square(y - mean)).sum(axis=0)", "(each * np.square(x - mean)).sum(axis=0)"),
+    Fault(
+        "metrics/counts.py",
+        "return ratio(counts.hits, counts.true + counts.predicted - counts.hits, self.zero_division)",
+        "return ratio(counts.hits, counts.true + counts.predicted, self.zero_division)",
+    ),
+    Fault(
+        "train/evaluation.py",
+        "return bool(self._sets) and (is_last or epoch % self._epochs == 0)",
+        "return bool(self._sets) and epoch % self._epochs == 0",
+    ),
+    Fault(
+        "runs/saver.py",
+        "can_resume = isinstance(error, (TimeIsUp, NonFiniteError, KeyboardInterrupt))",
+        "can_resume = isinstance(error, (TimeIsUp, NonFiniteError))",
+    ),
+    Fault(
+        "runs/log_files.py",
+        "            self._file.cut(0)\n            self._written = 0\n",
+        "            self._file.cut(0)\n",
+    ),
+    Fault(
+        "train/callbacks.py",
+        "self._rows, self._batches, self._skipped = rows, result.batches, result.skipped",
+        "self._rows, self._batches = rows, result.batches",
+    ),
+    Fault("train/history.py", "if step is not None and one.step <= step)", "if step is not None and one.step < step)"),
+    # ---- files and data: of one who had not seen the tests ----
+    Fault(
+        "data/encoding/preprocess.py",
+        "np.array(self.target_std) + np.array(\n            self.target_mean\n        )",
+        "np.array(self.target_std) + np.array(\n            self.target_std\n        )",
+    ),
+    Fault(
+        "tables/scores.py",
+        "float((2 * hits[seen] / (true[seen] + guessed[seen])).mean())",
+        "float((hits[seen] / (true[seen] + guessed[seen])).mean())",
+    ),
+    Fault("llm/chat.py", "if tokenizer.add_bos and not tokenizer.begins_with_bos(first):", "if tokenizer.add_bos:"),
+    Fault(
+        "files/gguf_head.py",
+        "start = -(-self.at // self.alignment) * self.alignment",
+        "start = -(-self.at // ALIGNMENT) * ALIGNMENT",
+    ),
+    Fault("files/arrays.py", "file.seek(8 + size + begin)", "file.seek(size + begin)"),
+    Fault("data/reading/npz.py", 'order="F" if fortran else "C")', 'order="C")'),
+    Fault(
+        "interchange/onnx_ops.py",
+        'kernel_shape=list(c.attrs["kernel"]), count_include_pad=1, **_window(c))',
+        'kernel_shape=list(c.attrs["kernel"]), **_window(c))',
+    ),
+    Fault(
+        "files/safetensors_file.py",
+        "key=lambda item: (item[1].offset, item[1].bytes))",
+        "key=lambda item: item[1].offset)",
+    ),
+    Fault("llm/bpe.py", "if len(text) > 2 * BLOCK or size + len(text) > GROUP:", "if size + len(text) > GROUP:"),
+    Fault("data/encoding/times.py", "(3600 * hours + 60 * minutes)", "(3600 * hours)"),
+    Fault("files/atomic.py", "        sync(part)\n        os.chmod(part, mode_for(target))\n", "        sync(part)\n"),
+    # ---- commands and reports: of one who had not seen the tests ----
+    Fault("base/exit_codes.py", "REFUSED = 2  # bad input", "REFUSED = 1  # bad input"),
+    Fault(
+        "reports/quality.py",
+        "return np.bincount(labels * classes + predicted, minlength=classes**2)",
+        "return np.bincount(predicted * classes + labels, minlength=classes**2)",
+    ),
+    Fault("reports/importance.py", "found.append(base - gains)", "found.append(gains - base)"),
+    Fault("cli/quantize.py", '"type_before": t.old, "type": t.new,', '"type_before": t.new, "type": t.old,'),
+    Fault(
+        "base/options.py",
+        "is_right = isinstance(value, Integral if plain is int else Real) and not isinstance(value, bool)",
+        "is_right = isinstance(value, Integral if plain is int else Real)",
+    ),
+    Fault("base/interval.py", 'and number > 0 and (unit == "seconds" or number.is_integer()):', "and number > 0:"),
+    Fault("base/html.py", "{html.escape(str(cell))}", "{cell}"),
+    Fault("cli/verify.py", "return Exit.DONE if result.agrees else Exit.FAILED", "return Exit.DONE"),
+    Fault(
+        "cli/predict.py",
+        "in_front = zip(*(cells[start : start + _ROWS] for cells in kept.values()), strict=True)",
+        "in_front = zip(*(cells[: len(part)] for cells in kept.values()), strict=True)",
+    ),
+    Fault("base/terminal.py", "\\x0b-\\x1f", "\\x0e-\\x1f"),
+    Fault("cli/evaluate.py", "measured, code = shown.so_far, exit_code(stopped)", "measured = shown.so_far"),
+    Fault("reports/curves.py", "kept = {0, len(values) - 1}", "kept = {0}"),
+    # ---- kernels: of one who had not seen the tests ----
+    Fault("csrc/kernels/update.h", "rate * m / (sqrt(v * unbias) + eps); }", "rate * m / sqrt(v * unbias + eps); }"),
+    Fault(
+        "csrc/kernels/norm.h",
+        "pull[k] = static_cast<float>(sums.b * share * inverse * inverse);",
+        "pull[k] = static_cast<float>(sums.b * share * inverse);",
+    ),
+    Fault("csrc/kernels/batch_norm.h", "- h * k[3]) * k[4], t);", "- h * k[3]) * k[1], t);"),
+    Fault("csrc/kernels/rope.h", "back = F::set1(inverse ? -scale : scale);", "back = F::set1(scale);"),
+    Fault("csrc/kernels/loss.h", "static_cast<double>(w) * row.b / sum[j]", "static_cast<double>(w) / sum[j]"),
+    Fault("csrc/quantise.cpp", "(Half + 0.5f)), 0, 2 * Half - 1));", "(Half + 0.5f)), 0, 2 * Half));"),
+    Fault("csrc/cells/cells.cpp", "if (cell.size() > 7) return false;", "if (cell.size() >= 7) return false;"),
+    Fault(
+        "csrc/kernels/reduce.h",
+        "    if (rest) fold_columns<Op, Unit>(q + whole * columns, 1, columns, rest * width, s, hi, lo);\n",
+        "",
+    ),
+    Fault("csrc/kernels/softmax.h", "walk.seek(part_range(rows.count, part, parts).begin);", "walk.seek(0);"),
+    Fault("csrc/threads.cpp", "void after_fork_child() {\n  pools = nullptr;\n", "void after_fork_child() {\n"),
+    Fault("csrc/kernels/sort.h", "  if ((bits & 0x7fffffffu) == 0) bits = 0;\n", ""),
+    Fault(
+        "csrc/kernels/attention_token.h",
+        "total = total * factor[0] + reduce_add(sum);",
+        "total = total + reduce_add(sum);",
+    ),
 )

@@ -194,6 +194,7 @@ def test_files_have_one_subject() -> None:
     assert [name for name, lines in lengths.items() if lines > LINES and name not in LONG] == []
 
 
+@pytest.mark.slow
 def test_no_function_is_long() -> None:
     """At most 80 lines without its docstring."""
     long = []

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.cli.test_fit import flowers
 from tests.llm.random_models import write
 
@@ -70,6 +72,7 @@ except RuntimeError:
 """
 
 
+@pytest.mark.slow
 def test_running_commands_unpickle_and_connect_nothing(tmp_path: Path) -> None:
     table, out = flowers(tmp_path / "t.csv"), str(tmp_path / "out")
     model = str(write(tmp_path, "llama", chat=True, context=64))

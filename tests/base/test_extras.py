@@ -115,6 +115,7 @@ def test_the_rest_runs(results: dict[str, Any], work: str) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_doctor_lists_what_is_missing(results: dict[str, Any]) -> None:
     lines = results["doctor --json"][1].splitlines()
     assert re.search(r"^\[llm\] +not installed: pip install 'gradloom\[llm\]'$", "\n".join(lines), re.M)

@@ -43,6 +43,7 @@ def test_each_number_has_its_remedy(name: str, tmp_path: Path) -> None:
     assert unreadable(error) == f"cannot be read: {os.strerror(number).lower()}{kept}"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.system() != "Linux", reason="limits of Linux")
 @pytest.mark.parametrize(
     ("limit", "number", "remedy"),

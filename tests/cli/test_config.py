@@ -76,6 +76,7 @@ def test_whole_numbers_of_blocks_and_bytes_are_those_of_the_command_line(tmp_pat
             read(FinetuneSettings, write(tmp_path / "c.toml", f"memory = {bad}\n"))
 
 
+@pytest.mark.slow
 def test_a_file_trains_as_flags_do_and_flags_go_first(capsys, tmp_path):
     data = flowers(tmp_path / "t.csv")
     options = ("--hidden", "8,4", "--epochs", 3, "--batch-size", 16, "--lr", 0.01, "--seed", 3, "--optimizer", "sgd")

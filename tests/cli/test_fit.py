@@ -79,6 +79,7 @@ def test_classification(capsys, tmp_path):
     np.testing.assert_allclose(shares.sum(axis=1), 1, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_regression(capsys, tmp_path):
     path = houses(tmp_path / "t.csv")
     found = fitted(capsys, tmp_path, path, "--target", "price", "--val-split", 0.1, "--epochs", 60)

@@ -138,6 +138,7 @@ def test_merging_into_a_folder_and_a_file(places: tuple[str, str], tmp_path: Pat
     assert main(["merge", model, adapter, "--out", model]) == 2
 
 
+@pytest.mark.slow
 def test_compare_and_verify_and_chat(
     places: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +161,7 @@ def test_an_adapter_is_not_written_into_the_model(places: tuple[str, str], capsy
     assert "must be another folder than the model's" in capsys.readouterr().err and sorted(os.listdir(model)) == before
 
 
+@pytest.mark.slow
 def test_a_folder_may_have_dots_in_its_name(
     places: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def stopped(folder: Path, *words: str) -> str:
     return printed(err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "--config"])
 def test_fit(tmp_path, how):
     flowers(tmp_path / "t.csv")

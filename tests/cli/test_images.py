@@ -117,6 +117,7 @@ def test_views_are_averaged(capsys, trained):
     np.testing.assert_allclose(answers[1]["probabilities"], wanted, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_parts_and_other_folders(capsys, tmp_path):
     root = tmp_path / "parts"
     bars(root / "train", 40)
@@ -347,6 +348,7 @@ def test_other_arrays_stay_perceptrons(capsys, tmp_path):
         assert code == 0 and json.loads(text.splitlines()[-1])["hidden"] == [500], err
 
 
+@pytest.mark.slow
 def test_regression_of_images(capsys, tmp_path):
     """The number of the row of a bar."""
     rng = np.random.default_rng(0)

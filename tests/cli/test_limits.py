@@ -72,6 +72,7 @@ def test_the_least_limit_suffices_for_small_work(table: Path, name: str) -> None
         assert code == 0 and not any("not saved" in line for line in lines), lines
 
 
+@pytest.mark.slow
 def test_a_tokenizer_without_memory_is_one_line(tmp_path: Path) -> None:
     """Its library ends the process where an allocation fails."""
     model = write_random(tmp_path / "m.gguf", "llama", "f32", **SHAPES["tiny"])

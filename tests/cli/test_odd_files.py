@@ -19,6 +19,7 @@ def fitted(capsys, tmp_path):
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command, says",
     [

@@ -339,6 +339,7 @@ def test_sigterm_saves_as_ctrl_c_does(tmp_path, language):
     assert sorted(os.listdir(tmp_path / "peft")) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
+@pytest.mark.slow
 def test_sigterm_before_the_first_step(capsys, tmp_path, monkeypatch):
     before = good(tmp_path / "out")
     monkeypatch.setattr(gl.Trainer, "run_rows", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
@@ -584,6 +585,7 @@ def test_stderr_that_takes_nothing(tmp_path, language, redirection):
     assert shell(redirection, "fit", "--no-such-option")[:2] == (2, "")
 
 
+@pytest.mark.slow
 def test_no_stream_at_all(tmp_path):
     """The files do not get the numbers of streams that are closed, and no text goes into them."""
     code, _, _ = shell("<&- >&- 2>&-", "fit", DIGITS, "--epochs", 2, "--out", tmp_path / "out")

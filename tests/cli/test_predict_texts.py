@@ -133,6 +133,7 @@ def test_a_merged_head_is_used_by_predict(capsys: Any, folder: Path, tmp_path: P
     assert code == 0 and f"gradloom predict {tmp_path / 'o.gguf'} texts.csv" in out and "elsewhere" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "keys"),
     [("classify", ["accuracy", "balanced_accuracy", "f1_macro"]), ("regress", ["rmse", "mae", "r2"])],

@@ -68,6 +68,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_step_of_a_model(folder: Path, found: Found, tmp_path: Path) -> None:
     before, trace = contents(folder), tmp_path / "trace.json"
     document = found(folder / "m.gguf", "--context", 32, "--batch-size", 2, "--trace", trace)

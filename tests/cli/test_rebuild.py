@@ -80,6 +80,7 @@ def test_steps_of_a_fit_have_the_bits_of_their_checkpoints(capsys, tmp_path, opt
     check_all(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -202,6 +203,7 @@ def test_weights_gradients_and_rows_of_a_step(capsys, tmp_path):
     assert found["grad_norm"] == norms[-1]
 
 
+@pytest.mark.slow
 def test_a_step_of_a_run_is_a_capsule(capsys, tmp_path, monkeypatch, language):  # noqa: F811
     model, text = language
     monkeypatch.chdir(tmp_path)

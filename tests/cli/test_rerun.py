@@ -103,6 +103,7 @@ def test_beside_the_run_as_it_is_named_now(capsys, tmp_path, monkeypatch):
     assert (tmp_path / "below" / "b-again" / "settings.toml").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fit", "finetune"])
 @pytest.mark.parametrize("has_run_json", [True, False])
 def test_the_settings_of_a_run_choose_no_place_to_write_to(capsys, tmp_path, language, kind, has_run_json):  # noqa: F811
@@ -127,6 +128,7 @@ def test_the_settings_of_a_run_choose_no_place_to_write_to(capsys, tmp_path, lan
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+@pytest.mark.slow
 def test_beside_a_run_whatever_it_is_called(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("run.v2", "..x"):
@@ -151,6 +153,7 @@ def test_a_rerun_that_was_stopped(capsys, tmp_path, monkeypatch):
     assert (again / "model.safetensors").read_bytes() == (tmp_path / "a b" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_beside_a_finetune_as_it_is_named_now(capsys, tmp_path, language, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     options = ("--steps", 1, "--context", 16, "--rank", 2, "--batch-size", 2)
@@ -276,6 +279,7 @@ def test_a_regression_is_repeated(capsys, tmp_path):
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_adapter_that_was_replaced(capsys, tmp_path, language):  # noqa: F811
     """A run from a copy of the adapter that it began with is repeated; without one it is not."""
     options = ("--context", 32, "--steps", 1, "--lr", 0.1, "--out", tmp_path / "a.gguf")

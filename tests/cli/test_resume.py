@@ -132,6 +132,7 @@ def test_stop_after(capsys, tmp_path, whole):
     same(out, whole)
 
 
+@pytest.mark.slow
 def test_settings_that_differ_are_refused(capsys, tmp_path, whole):
     out = tmp_path / "out"
     assert run(capsys, "fit", DIGITS, *SETTINGS, "--stop-after", "0.001s", "--out", out)[0] == 0
@@ -148,6 +149,7 @@ def test_settings_that_differ_are_refused(capsys, tmp_path, whole):
     assert len(list((out / "checkpoints").glob("*.json"))) <= 2
 
 
+@pytest.mark.slow
 def test_an_option_that_differs_is_named_and_nothing_that_follows_from_it(capsys, tmp_path):
     rng = np.random.default_rng(0)
     rows = [f"{a:.3f},{b:.3f},{w:.3f},{w + 1:.3f},{'xy'[int(a > b)]}" for a, b, w in rng.uniform(0.5, 2, (150, 3))]
@@ -357,6 +359,7 @@ def test_the_same_table_in_other_bytes(capsys, tmp_path, end):
     assert all((one[name] == other[name]).all() for name in other)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version(capsys, tmp_path):
     """It holds no names: the digests that settings.toml holds are compared in their place. Without them the run
     continues, which is said."""

@@ -232,6 +232,7 @@ def test_ranks_go_on(tmp_path, language, whole):  # noqa: F811
     same(out, whole)
 
 
+@pytest.mark.slow
 def test_data_of_other_keys_and_other_test_rows(capsys, tmp_path, language):  # noqa: F811
     """Keys are names, and the test file is measured at the end: both are compared. Other bytes alone are noted."""
     data, out = tmp_path / "data", tmp_path / "a.gguf"

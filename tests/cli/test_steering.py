@@ -153,6 +153,7 @@ def test_a_mistyped_monitor_leaves_the_run_that_was_there(capsys, tmp_path):
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_files_to_validate_on(capsys, tmp_path):
     data, clean, noisy = flowers(tmp_path / "t.csv"), flowers(tmp_path / "v.csv", 60, 1), uneven(tmp_path / "n.csv")
     base, _ = fitted(capsys, tmp_path / "a", data, "--epochs", 5, "--hidden", 8)

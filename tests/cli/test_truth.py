@@ -74,6 +74,7 @@ def test_a_regression_by_another_loss(capsys, tmp_path, loss):
     assert found["test_loss"] == pytest.approx(each.mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_regression(capsys, tmp_path):
     metrics = pytest.importorskip("sklearn.metrics")
     y = 10 * X[:, 0] + 3 * RNG.standard_normal(600)
@@ -185,6 +186,7 @@ def test_which_rows_validate(capsys, tmp_path, words, folds, share):
     )
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_so_many(capsys, tmp_path):
     y = np.where(X[:, 0] > 0.6, "yes", "no")
     sizes = {}

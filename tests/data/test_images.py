@@ -355,6 +355,7 @@ def test_damaged_files_are_named_and_skipped(tmp_path):
         gl.data.ImageFolder(root, corrupt="error")
 
 
+@pytest.mark.slow
 def test_drawn_files(tmp_path):
     """300 damaged, odd and hostile files: each is used, or named in one line; nothing else is raised or printed."""
     wanted = {}

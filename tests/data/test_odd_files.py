@@ -107,6 +107,7 @@ def test_many_columns(tmp_path, columns):
         read_csv(path)
 
 
+@pytest.mark.slow
 def test_too_many_columns(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("1," * 100_000 + "1\n")
@@ -207,6 +208,7 @@ def test_archives_in_archives(tmp_path):
     refused(tmp_path / "t.csv.gz", FileError, "is truncated or damaged")
 
 
+@pytest.mark.slow
 def test_idx_archives_that_unpack_to_much(tmp_path, small_machine):
     folder = tmp_path / "d"
     folder.mkdir()

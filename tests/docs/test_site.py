@@ -49,6 +49,7 @@ def test_every_public_name_has_an_example(reference: ModuleType) -> None:
     assert spaces == set(reference.namespaces())
 
 
+@pytest.mark.slow
 def test_every_op_has_formula_gradient_and_shapes(reference: ModuleType) -> None:
     entries = re.split(r"^### (\w+)\n", reference.every_op(), flags=re.M)[1:]
     found = dict(zip(entries[::2], entries[1::2], strict=True))

@@ -63,6 +63,7 @@ def test_a_small_file(tmp_path):
     assert "3 tensors" in repr(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_real_files_are_read_as_the_package_reads_them(name):
     path = need(f"gguf/{name}")

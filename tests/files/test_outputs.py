@@ -466,6 +466,7 @@ def test_a_folder_that_another_run_removes_while_it_is_made(tmp_path, monkeypatc
         pass
 
 
+@pytest.mark.slow
 def test_no_two_at_once_however_they_race(tmp_path):
     (tmp_path / "count").write_text("0")
     jobs = [python(COUNT, tmp_path) for _ in range(4)]

@@ -148,6 +148,7 @@ def test_templates(kept, source):
     assert "".join(text for text, _ in parts) == made.render(CHAT)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60) | st.text("ab \u2581<s>/\n", max_size=60), st.integers(0, 3), st.booleans())
 @settings(**SETTINGS)
 def test_texts_come_back(content, which, special):

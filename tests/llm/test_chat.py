@@ -102,6 +102,7 @@ def test_bos_and_eos_where_the_template_has_none():
     assert ChatTemplate(LLAMA3, llama3()).encode(CHAT)[0].tolist().count(llama3().bos) == 1
 
 
+@pytest.mark.slow
 def test_the_template_of_a_real_model():
     tokenizer = real("qwen2")
     made = ChatTemplate.of(tokenizer)

@@ -420,6 +420,7 @@ def test_gsm8k(tmp_path):
     assert tok.decode(chats[0][0][chats[0][1]]) == row["answer"] + "<|im_end|>"
 
 
+@pytest.mark.slow
 def test_alpaca_libre_has_14_bad_lines():
     tok, path = real("llama-spm"), need("instruct/alpaca_libre_tasks_v2.jsonl")
     given = {"prompt_key": "instruction,input", "completion_key": "output"}
@@ -431,6 +432,7 @@ def test_alpaca_libre_has_14_bad_lines():
     assert samples[0][0][0] == tok.bos and samples[0][0][-1] == tok.eos
 
 
+@pytest.mark.slow
 def test_tinyshakespeare():
     tok, path = real("llama-spm"), need("text/tinyshakespeare.txt")
     data = pack(read_samples(path, tok), 256)
@@ -462,6 +464,7 @@ skipped: 14 bad lines (line 2279: not JSON: Expecting ',' delimiter at character
 skipped: 74 samples, no token that counts within the context"""  # noqa: E501
 
 
+@pytest.mark.slow
 def test_a_report_of_real_data(monkeypatch):
     path = need("instruct/alpaca_libre_tasks_v2.jsonl")
     monkeypatch.chdir(path.parent)

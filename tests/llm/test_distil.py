@@ -236,6 +236,7 @@ def stopped(models: tuple[Path, Path], folder: Path, **settings: Any) -> tuple[R
     return whole, given | {"resume": True}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_reads_the_file(
     tmp_path: Path, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +315,7 @@ run_of((Path({str(models[0])!r}), Path({str(models[1])!r})), packed(8, 24), run=
     assert trained(again) == trained(run_of(models, packed(8, 24)))
 
 
+@pytest.mark.slow
 def test_the_plan_is_that_of_the_run(models: tuple[Path, Path]) -> None:
     settings: dict[str, Any] = {"objective": "distil", "teacher": models[1], "top_k": 8, "batch_size": 4, "threads": 2}
     planned = gl.llm.plan(load(models[0]), LoRA(rank=3), packed(7, 24), **settings)

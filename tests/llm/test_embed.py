@@ -259,6 +259,7 @@ def test_files_hold_the_pooling(tmp_path: Path, pooling: str, method: str) -> No
         assert load(file).embedding == facts
 
 
+@pytest.mark.slow
 def test_pooling_is_that_of_the_start(tmp_path: Path) -> None:
     """Of a model's file, an adapter, an earlier run; a given one comes first."""
     path = write(tmp_path, "llama")

@@ -171,6 +171,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_never_stopped(tmp_path: Path
     assert again.report["val_loss"] == whole.report["val_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", POOLED)
 def test_the_plan_is_that_of_the_run(tmp_path: Path, objective: str) -> None:
     path, data = write(tmp_path, "llama"), DATA[objective](14, val=2)
@@ -244,6 +245,7 @@ def test_a_trained_model_holds_its_head(tmp_path: Path, objective: str, arch: st
     np.testing.assert_allclose(merged.weight, found.weight, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_classes_of_qwen3_are_a_classifier_of_llama_cpp(tmp_path: Path, method: str) -> None:
     """A model's file holds the head as llama.cpp reads it, in place of an earlier one; several labels of a text, of
@@ -572,6 +574,7 @@ def test_texts_that_cannot_be_scored_are_one_line(tmp_path: Path, texts: Any) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_head_keeps_its_classes_and_units(tmp_path: Path) -> None:
     """In a training that starts from it with fewer classes, or with other numbers, and in its plan."""
     path, run = fitted(tmp_path, "classify", epochs=1)

@@ -211,6 +211,7 @@ def test_a_proposal_that_does_not_go_with_other_settings_is_left_out(tmp_path: P
     assert "at least about" in command(tmp_path, "plan", *options, "--memory", str(least - 4 * MIB))["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/smaps")
 def test_full_training_keeps_no_second_model_for_its_reference(folder: Path, tmp_path: Path) -> None:
     """The pass of the base model reads all of its file; the steps read none of it."""
@@ -262,6 +263,7 @@ def test_a_shorter_context_that_an_error_proposes_is_an_upper_bound(
         assert found.need >= need.need
 
 
+@pytest.mark.slow
 def test_rows_that_are_packed_have_their_context(folder: Path) -> None:
     data = gl.llm.pack(gl.llm.read_samples(folder / "text.txt", gl.llm.load(folder / "model.gguf").tokenizer), 512)
     with pytest.raises(SettingError, match="must be at least") as error:

@@ -94,6 +94,7 @@ def test_activations_take_at_most_seventy_percent(tmp_path: Path, arch: str, ada
     assert rounded.lower_bound <= rounded.arena <= 1.02 * rounded.lower_bound
 
 
+@pytest.mark.slow
 def test_the_plan_is_that_of_the_run(tmp_path: Path) -> None:
     model, settings = llm.load(write(tmp_path)), {"batch_size": 4, "micro_batch_size": 2, "threads": 2}
     planned = plan(model, LoRA(rank=4), context=24, precision="bf16", **settings)

@@ -185,6 +185,7 @@ def test_what_must_be_the_same(path: Path, stopped: Path, options: dict[str, Any
         tuned(path, run=stopped, resume=True, **options)
 
 
+@pytest.mark.slow
 def test_adapter_data_and_model_must_be_the_same(path: Path, stopped: Path, tmp_path: Path) -> None:
     def resume(model: Path = path, data: Any = None, **adapter: Any) -> None:
         given = LoRA(**{"rank": 3, "dropout": 0.2, "seed": 1} | adapter)

@@ -41,6 +41,7 @@ def test_texts_are_those_of_the_weights_at_that_step(tmp_path: Path) -> None:
     assert len({text.text for text in run.samples if text.prompt == PROMPTS[0]}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["llama", "qwen3_untied"])
 def test_training_is_the_same_with_and_without(tmp_path: Path, case: str) -> None:
     path = write(tmp_path, case)
@@ -51,6 +52,7 @@ def test_training_is_the_same_with_and_without(tmp_path: Path, case: str) -> Non
         assert [e.train.loss for e in run.history] == [e.train.loss for e in plain.history]
 
 
+@pytest.mark.slow
 def test_texts_drawn_by_the_seed(tmp_path: Path) -> None:
     path = write(tmp_path, "llama")
     options = {"sample_prompt": "some words", "sample_every": "3steps", "sample_tokens": 12}

@@ -101,6 +101,7 @@ def test_a_run_that_continues_another_keeps_it(tmp_path, chats, without):
     assert again.adapter.chat_template == TEMPLATE
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not STORIES.exists(), reason=f"needs {STORIES}")
 def test_the_commands_chat_as_it_was_trained(tmp_path, chats, capsys, monkeypatch):
     template = tmp_path / "template.jinja"

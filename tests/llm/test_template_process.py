@@ -117,6 +117,7 @@ def test_templates_with_a_cost(limits, source):
     assert not exists(before) or before == pid(good)
 
 
+@pytest.mark.slow
 def test_which_chat_of_the_data_passes_a_limit(tmp_path, limits):
     limits(silence=60.0, seconds=0.5, memory=1 << 28)
     words = ["a", "time", "b", "memory", "c", "length", "d", "e"]
@@ -134,6 +135,7 @@ def test_which_chat_of_the_data_passes_a_limit(tmp_path, limits):
         assert said.startswith(f"line {line}: ") and reason in said
 
 
+@pytest.mark.slow
 def test_which_chat_of_a_batch_passes_a_limit(limits):
     limits(silence=60.0, seconds=0.5)
     made = ChatTemplate(ASKED, chatml())
@@ -156,6 +158,7 @@ def test_a_template_that_passes_its_limits_again_and_again_is_given_up(tmp_path,
     assert shown.endswith("for 4 of 5 chats; need another template (chat_template=, --chat-template)")
 
 
+@pytest.mark.slow
 def test_long_chats_have_more_time(limits):
     """As many renderings as there are turns of the assistant, of ever more messages."""
     made = ChatTemplate(QWEN3, chatml())

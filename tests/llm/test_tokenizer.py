@@ -74,6 +74,7 @@ def test_a_book_comes_back_and_streams_the_same(name):
     assert np.concatenate(list(tokenizer.encode_stream(blocks))).tolist() == ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["spm", "bpe"])
 def test_a_stream_is_cut_where_no_token_changes(kind, monkeypatch):
     """With blocks of 64 characters every kind of place is a candidate for a cut."""

@@ -229,6 +229,7 @@ def test_one_that_hangs_is_named_within_the_timeout() -> None:
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.slow
 def test_work_is_a_sign_of_life() -> None:
     def body(rank: comm.Communicator) -> str:
         if rank.rank == 1:

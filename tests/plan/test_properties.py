@@ -117,6 +117,7 @@ def test_same_bits_however_planned(recipe: list[int], train: int) -> None:
             assert other.peak_bytes >= plan.peak_bytes or options.get("threads") == 2
 
 
+@pytest.mark.slow
 @examples(40)
 @given(RECIPES, TRAIN, st.sampled_from(isas()))
 def test_close_to_the_references(recipe: list[int], train: int, isa: str) -> None:

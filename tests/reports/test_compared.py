@@ -47,6 +47,7 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_three_runs_of_mnist_are_compared_on_one_page(mnist: Path, tmp_path: Path, browser: Browser) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     made = report(*(mnist / name for name in RUNS))

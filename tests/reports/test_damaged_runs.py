@@ -140,6 +140,7 @@ def killed(run: Path, folder: Path) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_both_moments_of_a_killed_run_are_stated(run: Path, tmp_path: Path) -> None:
     made = report(killed(run, tmp_path))
     text = "of step 10; run.json was last written at step 10, the curves end at step 17"

@@ -86,6 +86,7 @@ def test_rows_that_the_training_has_not_read_are_compared(churn: Path, tmp_path:
     assert made.warnings == []
 
 
+@pytest.mark.slow
 def test_rows_that_equal_one_another_are_not_claimed_to_be_new(plain: Path, tmp_path: Path) -> None:
     lines = [f"{k % 3},{'xyz'[k % 3]}" for k in range(90)]
     (tmp_path / "same.csv").write_text("\n".join(["a,kind", *lines]) + "\n")
@@ -95,6 +96,7 @@ def test_rows_that_equal_one_another_are_not_claimed_to_be_new(plain: Path, tmp_
     assert "Training rows may be among them: too many" in section(made, "Model quality")
 
 
+@pytest.mark.slow
 def test_left_out_rows_and_odd_cells_are_stated(churn: Path, tmp_path: Path) -> None:
     text = ["age,plan,calls,city </script>\u202e,noise,churn", "30,a,3,Bonn,0.5,no", "30,z,3,Bonn,0.5,yes"]
     text += ["30,a,,Bonn,0.5,no", "30,a,3,Bonn,0.5,maybe", "30,a,3,Bonn,0.5,"]

@@ -114,6 +114,7 @@ def test_the_worst_rows_are_rows_of_the_file(churn: Path) -> None:
         assert cells["predicted"] in ("yes", "no") and float(cells["probability of the true class"]) < 0.9
 
 
+@pytest.mark.slow
 def test_runs_are_compared_by_their_differing_settings(churn: Path) -> None:
     differing, equal = settings_of_runs([read_run_files(churn / name) for name in ("one", "two")])
     assert differing == {"lr": [0.002, 0.01], "seed": [0, 3]} and equal["epochs"] == [4, 4]
@@ -159,6 +160,7 @@ def test_a_program_that_runs_no_command_reports_a_fine_tuning(stories: Path) -> 
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_the_memory_plan_of_a_changed_model_is_left_out(tmp_path: Path) -> None:
     model, text = tmp_path / "m.gguf", tmp_path / "t.txt"
     model.write_bytes(need("gguf/stories260K.gguf").read_bytes())
@@ -268,6 +270,7 @@ def test_pauses_are_seen_by_the_clock() -> None:
     assert pauses([{"step": 1, "time": "x", "seconds": 1.0}, {}]) == []
 
 
+@pytest.mark.slow
 def test_an_older_run_has_the_curves_of_its_result(churn: Path, tmp_path: Path) -> None:
     import shutil
 

@@ -65,6 +65,7 @@ def test_the_cells_of_a_histogram_are_its_counts() -> None:
     assert figure.table.rows[1] == (1, "-2", "3", sum(expected[1]), 1)
 
 
+@pytest.mark.slow
 def test_a_page_of_many_watched_steps_is_small(tmp_path: Path) -> None:
     names = [f"blk.{k}.attn_q" for k in range(20)]
     page = report(run_with(tmp_path / "run", [line(k, names) for k in range(1000)]))

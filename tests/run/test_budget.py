@@ -202,6 +202,7 @@ def fit_table(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *more, *options], cwd=folder, capture_output=True, text=True, env=ENV)
 
 
+@pytest.mark.slow
 def test_the_command_keeps_the_rows_that_a_budget_chose(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [f"{a:.4f},{b:.4f},{'yes' if a + b > 0 else 'no'}" for a, b in rng.standard_normal((3000, 2))]

@@ -132,6 +132,7 @@ def test_programs_are_compiled_while_others_run_in_the_arena_that_grows() -> Non
     together(*[work(k) for k in range(3)])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers")
 def test_a_run_inside_of_a_signal_handler_is_refused_and_does_not_hang() -> None:
     x, y = gl.input("x", (768, 768)), gl.input("y", (2, 2))

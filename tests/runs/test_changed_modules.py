@@ -217,6 +217,7 @@ class Draws(gl.train.Callback):
         self.drawn = list(values["drawn"])
 
 
+@pytest.mark.slow
 def test_what_a_callback_draws_goes_on(tmp_path):
     def drawn(folder, cut=0):
         gl.seed(4)

@@ -404,6 +404,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c(tmp_path):
     """A real SIGINT in the middle of a long fit: within half a second the caller has finite weights and saves them."""
     file = tmp_path / "weights.safetensors"

@@ -129,6 +129,7 @@ def test_no_plot_without_matplotlib_or_passes(monkeypatch):
         fitted().plot()
 
 
+@pytest.mark.slow
 def test_matplotlib_is_not_imported_before_it_is_needed():
     code = "import sys, gradloom.train; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

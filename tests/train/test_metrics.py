@@ -58,6 +58,7 @@ def test_of_equal_weights_the_standard_error_is_that_of_a_mean(weight):
     assert result.loss_unc == np.sqrt(variance / 56)
 
 
+@pytest.mark.slow
 def test_uncertainties_of_unequal_weights_are_the_scatter_of_means():
     """Of 200 draws of 200 rows, 5 % of which weigh 50: for values per row, for pairs, for the loss."""
     rng, found = np.random.default_rng(0), []

@@ -48,6 +48,7 @@ def fit(kind, model, folder, stop=None, **options):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "stops"), [("groups", (4, 6)), ("muon", (5,)), ("adafactor", (9,))])
 def test_the_end_is_that_of_a_run_that_was_never_stopped(kind, stops, tmp_path):
     whole = net()
