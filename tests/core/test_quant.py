@@ -1,4 +1,4 @@
-"""Dequantisation, bit for bit what the gguf package computes."""
+"""Quantised types, decoded and encoded bit for bit as the gguf package does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType, quants
 import gradloom as gl
 from gradloom.base.dtypes import QUANTISED, dtype
 from gradloom.ops.common import BLOCK_SCALES, draw_blocks
-from gradloom.run import dequantize
+from gradloom.run import dequantize, quantize
 from tests.core.harness import isas
 
 KINDS = [k.name for k in QUANTISED]
@@ -54,6 +54,21 @@ def test_every_half(kind: str, isa: str) -> None:
     assert np.array_equal(got.view(np.uint32)[number], want.view(np.uint32)[number]) and np.isnan(got[~number]).all()
     odd = np.concatenate([[np.uint8(0)], bits.view(np.uint8)])[1:]
     assert odd.ctypes.data % 2 and np.array_equal(dequantize(odd, kind, (256, 256), isa=isa).ravel(), got, True)
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
+def test_encoded_bytes_are_those_of_the_gguf_package(kind: str) -> None:
+    """Also of equal numbers, and where the second largest number has the other sign."""
+    rng = np.random.default_rng(0)
+    blocks = rng.standard_normal((512, 32), np.float32)
+    rows, largest = np.arange(512), np.abs(blocks).argmax(1)
+    blocks[rows, (largest + 5) % 32] = -blocks[rows, largest] * (1 - rng.uniform(0, 0.05, 512))
+    blocks[:8] = np.array([0, 1, -1, 1e-6, 3e4, -3e4, 2.0**-30, 2.0**-130], np.float32)[:, None]
+    values = blocks.reshape(64, 256)
+    with np.errstate(all="ignore"):
+        want = quants.quantize(values, GGMLQuantizationType[kind.upper()]).tobytes()
+    for threads in (1, 2):
+        assert quantize(values, kind, threads=threads).tobytes() == want
 
 
 def test_into_an_array_of_the_callers() -> None:
