@@ -1,6 +1,6 @@
-"""The short suite, `pytest --quick`: of the n cases of a test function the square root of n, and further ones until
-each parameter value of many cases (an op, a type, an instruction set) is in one of them; all cases of tests marked
-cheap; none of tests marked slow.
+"""The short suite, `pytest --quick`: of the n cases of a test function the square root of n, rounded down, and further
+ones until each parameter value of many cases (an op, a type, an instruction set) is in one of them; all cases of tests
+marked cheap; none of tests marked slow.
 
 A function with many cases repeats one check over ops, types, instruction sets or inputs. Which of them are in the
 sample depends on their names alone: every machine and every worker draws the same ones. `run_tests.sh --full` runs all.
@@ -24,7 +24,7 @@ def sample(cases: list[str], is_cheap: bool) -> set[str]:
     left = {value for value, count in Counter(v for case in cases for v in values[case]).items() if count >= MANY}
     kept: set[str] = set()
     for i, case in enumerate(sorted(cases, key=lambda case: zlib.crc32(case.encode()))):
-        if i < math.sqrt(len(cases)) or left & values[case] or is_cheap:
+        if i < max(1, math.isqrt(len(cases))) or left & values[case] or is_cheap:
             kept.add(case)
             left -= values[case]
     return kept
