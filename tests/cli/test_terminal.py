@@ -181,7 +181,9 @@ def test_a_command_that_does_not_exist_has_one_hint(capsys):
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_results_that_do_not_fit_are_an_error(tmp_path, unbuffered):
     """Also with PYTHONUNBUFFERED=1, where Python itself drops the rest of a write that is cut off."""
-    code = "import sys\nfrom gradloom.cli.common import streams\nwith streams(): sys.stdout.write('x' * 100_000)"
+    code = (
+        "import sys\nfrom gradloom.cli.common import streams\nwith streams(): print('x' * 100_000, end='', flush=True)"
+    )
     env = {**ENV, "PYTHONUNBUFFERED": unbuffered, "PYTHONDONTWRITEBYTECODE": "1"}  # bytecode would be cut off, too
     shell = ["bash", "-c", 'ulimit -f 8; exec "$0" -c "$1" >out', sys.executable, code]
     cut = subprocess.run(shell, env=env, cwd=tmp_path, capture_output=True, text=True)

@@ -55,8 +55,9 @@ def test_ties_and_nan_are_those_of_pytorch(descending: bool):
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 @pytest.mark.parametrize("n", [1, 2, 47, 48, 49, 255, 3000])
 def test_order_is_the_stable_one_of_numpy(n: int, kind: Any):
-    """Lengths around those where the kernel changes its way."""
-    x = np.random.default_rng(n).integers(-40, 40, (3, n)).astype(kind)
+    """Lengths around those where the kernel changes its way. 0 and -0 are equal."""
+    rng = np.random.default_rng(n)
+    x = rng.integers(-40, 40, (3, n)).astype(kind) * rng.choice([-1, 1], (3, n)).astype(kind)
     order = np.argsort(x, -1, kind="stable")
     got, few = gl.compile([ops.argsort(constant(x)), ops.top_k(constant(x), min(n, 3), largest=False)[1]])()
     assert got.tolist() == order.tolist() and few.tolist() == order[:, :3].tolist()
