@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ ISAS = _core.isas()
 KERNELS = {isa: set(_core.kernels(isa)) for isa in ISAS}
 OWN = {isa: {name for name, _ in _core.kernels(isa, own=True)} for isa in ISAS}  # ops
 CASES = [(spec.name, i) for spec in kernel_ops() for i in range(len(samples_of(spec.name)))]
+TWINS = {"avx2", "amx-twin", "avx512bf16-twin"}  # the kernels of avx512, amx and avx512bf16 with other vectors
 TAKES_VIEWS = [(n, i) for n, i in CASES if {s.name for s in REGISTRY[n].inputs} - REGISTRY[n].dense]
 OVERWRITES = [(n, i) for n, i in CASES if REGISTRY[n].may_overwrite]
 
@@ -64,6 +66,19 @@ def in_threads(case: tuple[str, int], isa: str, layout: str = "dense") -> None:
 
 @pytest.mark.parametrize("case, isa", on_isas(CASES))
 def test_kernel(case, isa):
+    in_threads(case, isa)
+
+
+@pytest.fixture
+def finely() -> Iterator[None]:
+    """Kernels divide small arrays, too, into as many parts as they do with large ones."""
+    _core.set_division(1e5)
+    yield
+    _core.set_division(1)
+
+
+@pytest.mark.parametrize("case, isa", [one for one in on_isas(CASES) if one.values[1] not in TWINS])
+def test_kernel_in_parts(case, isa, finely):
     in_threads(case, isa)
 
 
