@@ -1,4 +1,4 @@
-"""Tests of ops may give them constants: kernels compute them here, where a program has their values from the references."""
+"""Tests of ops may give them constants: kernels compute these here. Elsewhere a program folds them by the references."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_ties_and_nan_are_those_of_pytorch(descending: bool):
 def test_order_is_the_stable_one_of_numpy(n: int, kind: Any):
     """Lengths around those where the kernel changes its way. 0 and -0 are equal."""
     rng = np.random.default_rng(n)
-    x = rng.integers(-40, 40, (3, n)).astype(kind) * rng.choice([-1, 1], (3, n)).astype(kind)
+    x = rng.integers(-5, 5, (3, n)).astype(kind) * rng.choice([-1, 1], (3, n)).astype(kind)
     order = np.argsort(x, -1, kind="stable")
     got, few = gl.compile([ops.argsort(constant(x)), ops.top_k(constant(x), min(n, 3), largest=False)[1]])()
     assert got.tolist() == order.tolist() and few.tolist() == order[:, :3].tolist()
