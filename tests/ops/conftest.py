@@ -1,4 +1,4 @@
-"""Tests of ops may give them constants: kernels compute these here. Elsewhere a program folds them by the references."""
+"""Tests of ops may give them constants: kernels compute these here. Elsewhere the references do, once per program."""
 
 from __future__ import annotations
 
