@@ -30,7 +30,12 @@ section() {  # NAME COMMAND...; one that fails does not keep the others from bei
 }
 
 set_up() {
-  [ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
+  local python=${PYTHON:-python3} is_new='import sys; sys.exit(sys.version_info < (3, 10))'
+  if [ ! -e .venv ]; then
+    "$python" -c "$is_new" || { echo "run_tests.sh: $python is no Python 3.10 or newer: name one by the environment variable PYTHON" >&2; exit 2; }
+    "$python" -m venv .venv
+  fi
+  .venv/bin/python -c "$is_new" || { echo "run_tests.sh: .venv has no Python 3.10 or newer: remove it (rm -r .venv) and start again" >&2; exit 2; }
   .venv/bin/pip install --quiet --upgrade pip
   local extras=test,dev
   [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu,sklearn,parquet,browser,docs,onnx

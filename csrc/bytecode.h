@@ -180,7 +180,7 @@ GL_INLINE Range part_range(int64_t n, int part, int parts, int64_t grain = 1) {
   const int64_t b = blocks * part / parts * grain, e = blocks * (part + 1) / parts * grain;
   return {b < n ? b : n, e < n ? e : n};
 }
-inline double division = 1;  // how many times as many parts; more than 1 in tests, which so divide small arrays
+inline double division = 1;  // multiplies the number of parts: in tests, which so divide small arrays
 
 // Number of parts for work of `cost` units: one below `grain_cost`, at most `most`. Never depends on threads.
 GL_INLINE uint32_t parts_for(double cost, double grain_cost, uint32_t most = 16) {

@@ -301,7 +301,7 @@ NB_MODULE(_core, m) {
   m.def("cores", &cores, "CPUs that this process may use: the most threads that a run gets.");
   m.def("set_cores", &set_cores, nb::arg("n"), "Pretend to have n CPUs (0: ask the system): for tests of the pool.");
   m.def("set_division", [](double times) { division = times; }, nb::arg("times"),
-        "Divide the work of kernels into so many times as many parts (1: as usual): for tests, whose arrays are small.");
+        "Multiply the number of parts of a kernel's work (1: as usual): for tests, whose arrays are small.");
   m.def("processor", [] {
     const Processor cpu = processor();
     return nb::make_tuple(cpu.vendor, cpu.family, cpu.model, cpu.l1, cpu.l2);

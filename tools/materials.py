@@ -8,6 +8,7 @@ import re
 import uuid
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 
 class Component(NamedTuple):
@@ -86,7 +87,7 @@ def bill_of_materials(version: str, platform: str, parts: list[Component]) -> st
         }  # fmt: skip
 
     direct = ("nanobind", "libc++", "compiler_rt", "uPlot", *(one.name for one in parts if one.name == "mingw-w64"))
-    own = Component("gradloom", version, "MIT", f"pkg:pypi/gradloom@{version}", {}, direct)
+    own = Component("gradloom", version, "MIT", f"pkg:pypi/gradloom@{quote(version)}", {}, direct)
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

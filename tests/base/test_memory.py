@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gradloom.base.memory import as_bytes
+from gradloom.base.memory import as_bytes, need_start_memory
 from tests.refused import refused
 
 KI, K = 1024, 1000
@@ -47,3 +49,25 @@ def test_the_peak_of_a_process_does_not_include_that_of_its_parent() -> None:
     shown = "from gradloom.base.memory import resident_peak; print(resident_peak())"
     done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
     assert 1 << 20 < int(done.stdout) < held.nbytes
+
+
+@pytest.mark.parametrize(("limit", "most", "seen"), [(100_000, 1, None), (40, 9, None), (40, 1, "1")])
+def test_libraries_start_no_threads_where_the_system_gives_none(
+    monkeypatch: pytest.MonkeyPatch, limit: int, most: int, seen: str | None
+) -> None:
+    resource, start, started = pytest.importorskip("resource"), threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == most:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    for name in ("OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM"):  # restored behind the test
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    need_start_memory(2)
+    assert os.environ.get("OPENBLAS_NUM_THREADS") == seen
+    assert not any(thread.is_alive() for thread in started)

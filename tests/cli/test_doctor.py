@@ -172,7 +172,7 @@ def test_it_looks_for_every_package_that_gradloom_needs():
 def test_an_environment_that_cannot_be(capsys, fresh, monkeypatch):
     monkeypatch.setenv("GRADLOOM_ISA", "mmx")
     code, out = run(capsys, "--quick")
-    assert code == 1 and "problem: the environment: isa: 'mmx' cannot run here; must be one of " in out
+    assert code == 1 and "problem: the environment: GRADLOOM_ISA='mmx' cannot run here; must be one of " in out
 
 
 @pytest.mark.slow

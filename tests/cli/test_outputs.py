@@ -367,6 +367,17 @@ def test_an_interrupt_while_a_class_is_made(monkeypatch, capsys):
     assert capsys.readouterr().err == "gradloom: interrupted\n"
 
 
+def test_no_thread_is_one_line(monkeypatch, capsys):
+    from gradloom.cli import main as command
+
+    def invoked(parsed):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(command.app, "invoke", invoked)
+    assert command.main(["doctor"]) == 2
+    assert "gradloom: threads: the system starts no further one; need more memory, or" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_sigterm_while_the_command_starts(tmp_path):
     """It ends by the signal itself, or with its code and a word; never as if by Ctrl-C."""

@@ -89,7 +89,7 @@ def test_an_instruction_set_that_is_not_here_does_not_stop_a_gpu(
     fit = ["fit", table(tmp_path), "--epochs", "2", "--ensemble", "1", "--hidden", "4", "--device"]
     out = str(tmp_path / "run")
     code, _, told = run(capsys, *fit, "cpu")
-    assert code == 2 and "isa: 'sse9' cannot run here" in told
+    assert code == 2 and "GRADLOOM_ISA='sse9' cannot run here" in told
     code, _, told = run(capsys, *fit, "gpu", "--out", out, "--checkpoint-every", "1epoch")
     assert code == 0, told
     code, _, told = run(capsys, "rerun", out, "--out", tmp_path / "again")

@@ -9,6 +9,7 @@ import gc
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -167,6 +168,7 @@ class ProcessLimit:
 # name, of `ulimit`, in /proc/self/limits, field of /proc/self/statm
 _PROCESS_LIMITS = (("RLIMIT_AS", "ulimit -v", "Max address space", 0), ("RLIMIT_DATA", "ulimit -d", "Max data size", 5))
 START_BYTES = {"RLIMIT_AS": 256 << 20, "RLIMIT_DATA": 192 << 20}  # of a command that loads its libraries; measured
+_MANY_THREADS = 4096  # processes and threads of a user: the default limits of systems are higher
 CORE_BYTES = 12 << 20  # more of them for each core: the stacks of threads
 
 
@@ -184,17 +186,41 @@ def _process_limits(base: Path) -> list[ProcessLimit]:
     return []
 
 
+def _starts_threads(count: int) -> bool:
+    """Whether the system starts this number of threads. They are tried only under a low limit (`ulimit -u`)."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return True
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft == resource.RLIM_INFINITY or soft > _MANY_THREADS:
+        return True
+    end, threads = threading.Event(), []
+    try:
+        for _ in range(count):
+            threads.append(threading.Thread(target=end.wait))
+            threads[-1].start()
+    except RuntimeError:
+        return False
+    finally:
+        end.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    return True
+
+
 def need_start_memory(cores: int) -> None:
     """SettingError where a limit of this process is too small for a command to load its libraries: they end the process
-    where they get no memory. Under a limit, libraries start no threads of their own. To be called before NumPy is
-    imported."""
+    where they get no memory. Under a limit of memory or threads, libraries start no threads of their own: OpenBLAS
+    sends the process SIGINT where it gets none. To be called before NumPy is imported."""
     limits = _process_limits(Path("/"))
     for one in limits:
         need = START_BYTES[one.name] + cores * CORE_BYTES
         if one.limit < need:
             seen = f"memory: this process is limited to {show_bytes(one.limit)} ({one.name}, {one.shell})"
             raise SettingError(f"{seen}; must be at least {show_bytes(need)}, or unlimited")
-    if limits:
+    if limits or not _starts_threads(cores + 2):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -179,9 +179,9 @@ def _run(given: list[str]) -> int:
         if isinstance(error.__cause__, KeyboardInterrupt):  # while a class was made; Python 3.12 does not wrap it
             warn("gradloom: interrupted")
             return exit_code(error.__cause__)
-        if str(error) != "can't start new thread":  # Python's message if there is no memory for the thread's stack
+        if str(error) != "can't start new thread":
             raise
-        return _refuse(_what_failed(MemoryError(f"{error}")))
+        return _refuse("threads: the system starts no further one; need more memory, or a higher limit (ulimit -u)")
 
 
 def _of_parser(error: click.ClickException, context: click.Context | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -46,6 +47,10 @@ from .cost import cost_table
 from .planned import STOP_DEADLINE, STOP_DONE, STOP_NONFINITE, STOP_REQUESTED, PlannedExecutable
 from .queue import Failure, Fetched, Interrupted, Queue, StepFailed
 
+if not hasattr(
+    _core, "Arena"
+):  # its classes are registered once; seen where all of gradloom was taken from sys.modules
+    raise ImportError("gradloom: its native core can be loaded once in a process: restart Python", name="gradloom")
 Arena = _core.Arena  # memory in huge pages: .bytes, .huge_bytes
 
 CHECKED_BYTES = 64 << 20  # an arena that grows by less is not held against the machine's memory
@@ -90,7 +95,8 @@ def choose_isa(wanted: str | None) -> str:
     if wanted is None:
         return have[0]
     if wanted not in have:
-        raise BackendError(f"isa: {wanted!r} cannot run here; must be one of {', '.join(have)}")
+        named = "GRADLOOM_ISA=" if wanted == os.environ.get("GRADLOOM_ISA") else "isa: "
+        raise BackendError(f"{named}{wanted!r} cannot run here; must be one of {', '.join(have)}")
     return wanted
 
 
