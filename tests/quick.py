@@ -1,6 +1,6 @@
 """The short suite, `pytest --quick`: of the n cases of a test function the square root of n, rounded down, and further
-ones until each parameter value of many cases (an op, a type, an instruction set) is in one of them; all cases of tests
-marked cheap; none of tests marked slow.
+ones until each parameter value of many cases (an op, a type, an instruction set) is in one of them; all cases where they
+are few and of tests marked cheap; none of tests marked slow.
 
 A function with many cases repeats one check over ops, types, instruction sets or inputs. Which of them are in the
 sample depends on their names alone: every machine and every worker draws the same ones. `run_tests.sh --full` runs all.
@@ -9,6 +9,7 @@ sample depends on their names alone: every machine and every worker draws the sa
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 import pytest
 
 MANY = 5  # cases with one value of a parameter, of which the sample has at least one
+FEW = 6  # cases of a function: all of them, except where they train or start processes, which takes tenths of a second
+LONG = re.compile("tests/(base|cli|llm|metrics|plan|reports|run|train)/")
 
 
 def sample(cases: list[str], is_cheap: bool) -> set[str]:
@@ -36,7 +39,8 @@ class Quick:
         """Drop cases before pytest makes tests of them: of 45 000 that takes 10 s in each process."""
         yield
         function, cases = metafunc.definition, {f"{metafunc.definition.nodeid}[{c.id}]": c for c in metafunc._calls}
-        kept = sample(list(cases), function.get_closest_marker("cheap") is not None)
+        is_cheap = len(cases) <= FEW and not LONG.match(function.nodeid)
+        kept = sample(list(cases), is_cheap or function.get_closest_marker("cheap") is not None)
         metafunc._calls[:] = [case for name, case in cases.items() if name in kept]
 
     @pytest.hookimpl(trylast=True)

@@ -29,6 +29,7 @@ def by_hand(model, data, adapter=None):
     return np.array(found)
 
 
+@pytest.mark.cheap
 @pytest.mark.parametrize(("rows", "length", "size"), [(5, 24, 2), (1, LOGITS + 9, None), (3, 24, 99)])
 @pytest.mark.parametrize("with_adapter", [False, True])
 def test_what_is_measured(tmp_path, rows, length, size, with_adapter):
