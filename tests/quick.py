@@ -1,6 +1,6 @@
 """The short suite, `pytest --quick`: of the n cases of a test function the square root of n, rounded down, and further
-ones until each parameter value of many cases (an op, a type, an instruction set) is in one of them; all cases where they
-are few and of tests marked cheap; none of tests marked slow.
+ones until each parameter value of many cases (an op, a type, an instruction set) is in one of them; all cases of tests
+marked cheap, and where they are few; none of tests marked slow.
 
 A function with many cases repeats one check over ops, types, instruction sets or inputs. Which of them are in the
 sample depends on their names alone: every machine and every worker draws the same ones. `run_tests.sh --full` runs all.
