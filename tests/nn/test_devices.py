@@ -105,7 +105,7 @@ def test_a_device_that_is_not_there_is_refused_at_the_call(name: str) -> None:
     """And the module is as it was. Where there is no adapter at all, what it needs is said."""
     net = mlp().to("cpu1")
     need = "runs whole programs" if name == "numpy" else "does not exist here"
-    message = rf"device='{name}' {need}.*; use 'cpu' or (.* or )?'cpu1' or 'cpu2'|gpu.*: .* (need|use) "
+    message = rf"device='{name}' {need}.*; use 'cpu' or (.* or )?'cpu1' or 'cpu2'|gpu.*: .* (need|use|run) "
     with pytest.raises(gl.SettingError, match=f"^to: ({message})") as caught:
         net.to(name)
     assert "\n" not in str(caught.value)
