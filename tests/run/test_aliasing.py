@@ -121,6 +121,7 @@ BACKWARD = {
 }
 
 
+@pytest.mark.cheap
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("case", BACKWARD)
 def test_in_place_gives_the_same_bits(case: str, isa: str) -> None:
