@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from common import HERE, table
 from fault_list import FAULTS, Fault
 
@@ -138,7 +139,10 @@ def _run(arguments: Iterable[str]) -> Found:
         return Found("no end", time.perf_counter() - began)
     text, seconds = done.stdout.decode(errors="replace"), time.perf_counter() - began
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.M)
-    if done.returncode == 0:
+    if done.returncode in (
+        0,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    ):  # the latter: all need a package that is not installed
         return Found(None, seconds)
     return Found(failed[1] if failed else f"exit code {done.returncode}: {text.strip()[-200:]}", seconds)
 
