@@ -139,10 +139,7 @@ def _run(arguments: Iterable[str]) -> Found:
         return Found("no end", time.perf_counter() - began)
     text, seconds = done.stdout.decode(errors="replace"), time.perf_counter() - began
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.M)
-    if done.returncode in (
-        0,
-        pytest.ExitCode.NO_TESTS_COLLECTED,
-    ):  # the latter: all need a package that is not installed
+    if done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):  # none: all need a package that is not installed
         return Found(None, seconds)
     return Found(failed[1] if failed else f"exit code {done.returncode}: {text.strip()[-200:]}", seconds)
 
