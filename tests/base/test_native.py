@@ -120,3 +120,15 @@ def test_errors_of_the_module_that_is_loaded_second(modules: str) -> None:
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert re.fullmatch(r"use_tuning x: .*\nseparator: .*\n", printed)
+
+
+def test_a_core_that_is_loaded_twice_is_named() -> None:
+    code = """
+import sys, warnings
+warnings.simplefilter("ignore")  # of nanobind
+for _ in range(2):
+    for name in [name for name in sys.modules if name.startswith("gradloom")]: del sys.modules[name]
+    import gradloom.run.cpu_backend
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.endswith("its native core can be loaded once in a process: restart Python\n"), done.stderr

@@ -244,7 +244,7 @@ def test_batches(isa):
         for left in LAYOUTS:
             for right in (some, turned):
                 x, y = left(xs), right(ys)
-                close(product(x, y, isa, threads=3), x, y)
+                close(product(x, y, isa, threads=2), x, y)
     x, y = some((50, 6, 30)).transpose(1, 0, 2), some((6, 30, 20))  # heads between rows
     close(product(x, y, isa), x, y)
 

@@ -232,4 +232,4 @@ def test_random_shapes(isa):
     for _ in range(150):
         m, n, k = (int(v) for v in np.exp(rng.uniform(0, 5.3, 3)))
         x, y = (some, turned, gapped)[rng.integers(3)]((m, k)), (some, turned, gapped)[rng.integers(3)]((k, n))
-        close(product(x, y, isa, threads=3), x, y)
+        close(product(x, y, isa, threads=2), x, y)

@@ -79,7 +79,7 @@ def test_single_parts_wake_nobody() -> None:
 
     def child() -> int:
         t = Tape().add("relu", [vec(1), vec(0, 0, write=True)])
-        t.program().run(10, threads=3)
+        t.program().run(10, threads=2)
         return 0 if _core.pool_threads() == 0 else 1
 
     assert in_child(child) == 0
@@ -99,7 +99,7 @@ def test_after_sleeping(four_cores: None) -> None:
 
 def test_sleepers_use_no_time() -> None:
     t = wide()
-    t.program().run(1, threads=3)
+    t.program().run(1, threads=2)
     time.sleep(0.01)
     before = time.process_time()
     time.sleep(0.2)
@@ -177,7 +177,7 @@ def test_teams_together_have_no_more_threads_than_cores() -> None:
             with endless_run(2):
                 programs[1].run(2, threads=3)  # one is left
                 third = _core.pool_threads()
-        programs[0].run(2, threads=3)  # both pools are free and ready
+        programs[0].run(2, threads=2)  # both pools are free and ready
         programs[0].run(2, threads=4)  # nobody else: all of them, in the pool that has most
         found = (first, second, third, _core.pool_threads())
         return 0 if found == (1, 2, 2, 4) else 16 + sum(found)

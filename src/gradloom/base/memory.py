@@ -195,18 +195,18 @@ def _starts_threads(count: int) -> bool:
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft == resource.RLIM_INFINITY or soft > _MANY_THREADS:
         return True
-    end, threads = threading.Event(), []
+    end, started = threading.Event(), []
     try:
         for _ in range(count):
-            threads.append(threading.Thread(target=end.wait))
-            threads[-1].start()
+            thread = threading.Thread(target=end.wait)
+            thread.start()
+            started.append(thread)
     except RuntimeError:
         return False
     finally:
         end.set()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+        for thread in started:
+            thread.join()
     return True
 
 

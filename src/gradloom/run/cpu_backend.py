@@ -47,9 +47,7 @@ from .cost import cost_table
 from .planned import STOP_DEADLINE, STOP_DONE, STOP_NONFINITE, STOP_REQUESTED, PlannedExecutable
 from .queue import Failure, Fetched, Interrupted, Queue, StepFailed
 
-if not hasattr(
-    _core, "Arena"
-):  # its classes are registered once; seen where all of gradloom was taken from sys.modules
+if not hasattr(_core, "Arena"):  # imported again, after all of gradloom was taken from sys.modules
     raise ImportError("gradloom: its native core can be loaded once in a process: restart Python", name="gradloom")
 Arena = _core.Arena  # memory in huge pages: .bytes, .huge_bytes
 
