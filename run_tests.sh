@@ -87,10 +87,10 @@ lint() {
   .venv/bin/mypy  # examples/ as with --strict
 }
 
-short_suite() {  # with the linter beside it, of which most is one process
+suite() {  # OPTIONS...: the tests, with the linter beside them, of which most is one process
   local code=0
   lint >.ci-lint.log 2>&1 &
-  $py -m pytest -q -n $((jobs + 1)) --quick || code=1  # one process more than there are cores: some wait for the processes that they test
+  $py -m pytest -q -n $((jobs + 1)) "$@" || code=1  # one process more than there are cores: some wait for the processes that they test
   wait $! || code=1
   cat .ci-lint.log
   rm .ci-lint.log
@@ -104,11 +104,12 @@ under_switches() {  # one suite, many configurations: plans and kernels must not
 }
 
 echo "== set up"
-set_up
+set_up &  # pip beside apt-get: both wait for downloads
 if [ "$mode" = --full ]; then
   software_gpu
   browser
 fi
+wait $!
 echo "== set up: $SECONDS s"
 jobs=$($py -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
 
@@ -140,10 +141,9 @@ case $mode in
     ;;
   *)
     if [ "$mode" = --full ]; then
-      section "format, lint, types" lint
-      section "tests" $py -m pytest -q -n "$jobs"
+      section "tests, format, lint, types" suite
     else
-      section "tests, format, lint, types" short_suite
+      section "tests, format, lint, types" suite --quick
     fi
     ;;
 esac

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,25 +12,19 @@ import gradloom as gl
 from gradloom.parallel.replicas import threads
 from gradloom.run.diagnose import OVERFLOW
 from gradloom.step.exchange import Exchange
+from tests.train.split_training import on_ranks
 
 GRADS = (np.random.default_rng(0).standard_normal((7, 33)) * 10.0 ** np.arange(-3, 4)[:, None]).astype(np.float32)
 
 
-def on_ranks(size: int, work: Callable[[Exchange, gl.nn.Module], Any]) -> list[Any]:
-    results: list[Any] = [None] * size
+def exchanged(size: int, work: Callable[[Exchange, gl.nn.Module], Any]) -> list[Any]:
+    """What `work` gave on each rank, with an exchange of the gradient of one parameter."""
 
-    def run(k: int) -> None:
-        with ranks[k] as rank:
-            w = gl.parameter(np.zeros(33), "w")
-            results[k] = work(Exchange(rank, [w], [], {"seen": (7,)}, "ordered").join(), w)
+    def run(rank: Any) -> Any:
+        w = gl.parameter(np.zeros(33), "w")
+        return work(Exchange(rank, [w], [], {"seen": (7,)}, "ordered").join(), w)
 
-    ranks = threads(size)
-    several = [threading.Thread(target=run, args=(k,)) for k in range(size)]
-    for thread in several:
-        thread.start()
-    for thread in several:
-        thread.join()
-    return results
+    return on_ranks(size, run)
 
 
 def fill(exchange: Exchange, j: int, scale: float = 1.0) -> None:
@@ -50,7 +43,7 @@ def test_micro_batches_are_folded_in_their_order(size: int) -> None:
     total = GRADS[0].copy()
     for grad in GRADS[1:]:
         total += grad
-    for whole, loss in on_ranks(size, work):
+    for whole, loss in exchanged(size, work):
         assert np.array_equal(whole[:33], total)
         assert loss == 21 / 14 and whole[-16:-9].tolist() == [1.0] * 7
 
@@ -66,7 +59,7 @@ def test_all_ranks_name_the_first_bad_micro_batch(size: int, bad: tuple[int, ...
 
         return exchange.cause(7, compute, "micro-batch {}".format)
 
-    assert on_ranks(size, work) == [cause] * size
+    assert exchanged(size, work) == [cause] * size
 
 
 def test_what_no_micro_batch_reached_is_not_written() -> None:

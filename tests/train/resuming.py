@@ -19,7 +19,7 @@ import numpy as np
 import gradloom as gl
 from gradloom import nn
 from gradloom.parallel.join import is_writer
-from gradloom.parallel.replicas import threads as thread_ranks
+from tests.train import split_training
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((150, 6)).astype(np.float32), RNG.integers(0, 3, 150)
@@ -106,24 +106,10 @@ def outcome(net: nn.Module, history: gl.train.History) -> dict[str, np.ndarray]:
 
 def on_ranks(name: str, size: int, **options: Any) -> dict[str, np.ndarray]:
     """The outcome on so many ranks, which are threads; all of them come to the same."""
-    found: dict[int, dict[str, np.ndarray]] = {}
-    errors: list[BaseException] = []
-
-    def one(rank: Any) -> None:
-        try:
-            with rank:
-                found[rank.rank] = outcome(*RUNS[name](parallel=rank, threads=1, **options))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in thread_ranks(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    for other in found.values():
+    found = split_training.on_ranks(size, lambda rank: outcome(*RUNS[name](parallel=rank, threads=1, **options)))
+    if (error := split_training.raised(found)) is not None:
+        raise error
+    for other in found:
         assert same(found[0], other)
     return found[0]
 

@@ -16,9 +16,9 @@ def on_ranks(count, work, timeout=120.0):
 
     def run(rank):
         try:
-            found[rank] = work(ranks[rank])
+            with ranks[rank] as own:
+                found[rank] = work(own)
         except BaseException as error:
-            ranks[rank].fail(error)
             found[rank] = error
 
     workers = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
@@ -27,6 +27,12 @@ def on_ranks(count, work, timeout=120.0):
     for worker in workers:
         worker.join()
     return found
+
+
+def raised(found):
+    """The first error of those that `on_ranks` returned, or None; one of a rank alone before those of its peers."""
+    errors = [each for each in found if isinstance(each, BaseException)]
+    return next((error for error in errors if not isinstance(error, gl.TrainError)), errors[0] if errors else None)
 
 
 def told(result, kept=True):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import threading
 
 import numpy as np
 import pytest
 
 import gradloom as gl
 from gradloom import nn
-from gradloom.parallel.replicas import threads as thread_ranks
 from gradloom.train.stream import is_stream
+from tests.train.split_training import on_ranks, raised
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((52, 6)).astype(np.float32), RNG.integers(0, 3, 52)
@@ -463,41 +462,31 @@ def test_what_a_run_says_before_it_begins(tmp_path, capsys):
 # ---- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def on_ranks(size, make, **options):
-    found, errors = {}, []
+def trained_on_ranks(size, make, **options):
+    def work(rank):
+        model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
+        return trained(make(rank.rank), model, parallel=rank, threads=1, **options)
 
-    def one(rank):
-        try:
-            with rank:
-                model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
-                found[rank.rank] = trained(make(rank.rank), model, parallel=rank, threads=1, **options)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in thread_ranks(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise next((error for error in errors if not isinstance(error, gl.TrainError)), errors[0])
-    assert all(other == found[0] for other in found.values())
+    found = on_ranks(size, work)
+    if (error := raised(found)) is not None:
+        raise error
+    assert all(other == found[0] for other in found)
     return found[0]
 
 
 def test_ranks_share_the_rows_of_each_batch():
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
     options = {"epochs": 2, "micro_batch_size": 4, "val": BATCHES}
-    assert on_ranks(2, lambda rank: BATCHES, **options) == trained(BATCHES, model, **options)
-    on_ranks(3, lambda rank: batches())
+    assert trained_on_ranks(2, lambda rank: BATCHES, **options) == trained(BATCHES, model, **options)
+    trained_on_ranks(3, lambda rank: batches())
 
 
 def test_ranks_with_other_batches_are_refused():
     changed = [*BATCHES[:2], (BATCHES[2][0] + 1, BATCHES[2][1]), BATCHES[3]]
     with pytest.raises(gl.TrainError, match="the batch"):
-        on_ranks(2, lambda rank: changed if rank else BATCHES)
+        trained_on_ranks(2, lambda rank: changed if rank else BATCHES)
     with pytest.raises(gl.TrainError, match="the iterable of replica 0 ends after 2 batches, that of replica 1 does"):
-        on_ranks(2, lambda rank: BATCHES if rank else BATCHES[:2])
+        trained_on_ranks(2, lambda rank: BATCHES if rank else BATCHES[:2])
 
 
 # ---- what is a stream, and what a batch ------------------------------------------------------------------------------
