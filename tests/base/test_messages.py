@@ -27,7 +27,7 @@ def test_messages_go_to_stderr_and_have_levels(tmp_path: Path, capsys: pytest.Ca
     train(tmp_path)
     assert "there is no checkpoint to resume from; the run starts anew\n" in capsys.readouterr().err
     train(tmp_path)
-    assert "this run has finished, after 1 steps; more epochs continue it\n" in capsys.readouterr().err
+    assert "this run has finished, after 1 step; more epochs continue it\n" in capsys.readouterr().err
     log.setLevel(logging.WARNING)
     try:
         train(tmp_path)

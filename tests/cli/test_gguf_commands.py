@@ -162,7 +162,7 @@ def test_merge_says_what_got_another_type(capsys, tmp_path):
     write_adapter_gguf(tmp_path / "a.gguf", AdapterArrays("llama", 1.0, pairs))
     merged = tmp_path / "merged.gguf"
     code, out, err = run(capsys, "merge", model, tmp_path / "a.gguf", "--out", merged)
-    assert code == 0 and err == "1 tensors as q8_0: q4_k cannot be written (blk.0.attn_q.weight)\n"
+    assert code == 0 and err == "1 tensor as q8_0: q4_k cannot be written (blk.0.attn_q.weight)\n"
     assert "1 tensor changed" in out and open_gguf(merged).tensors["blk.0.attn_q.weight"].kind == "q8_0"
 
 

@@ -376,7 +376,7 @@ def test_long_sides_are_cut_and_long_prompts_skipped():
     assert report.skipped == {"a side has no token that counts within the context": 1}
     assert sorted(data.samples.ravel().tolist()) == [0, 2] and data.labels.max() == 7
     with pytest.raises(
-        DataError, match="made: no sample has a token to learn within 1 tokens .*; need a longer context"
+        DataError, match="made: no sample has a token to learn within 1 token .*; need a longer context"
     ):
         pack(made([[1, 2, 3], [1, 4]], [[0, 0, 1], [0, 1]], 2), 1)
 

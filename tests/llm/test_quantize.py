@@ -185,7 +185,7 @@ def test_the_reported_errors_are_those_of_the_file(tmp_path: Path, model: Path) 
 def test_tensors_that_were_quantised_before_are_named(tmp_path: Path, model: Path) -> None:
     gl.llm.quantize(model, tmp_path / "a.gguf", "q5_0", tensor_type={"output.weight": "q8_0"})
     again = gl.llm.quantize(tmp_path / "a.gguf", tmp_path / "b.gguf", "q8_0")
-    assert any("were quantised before and are rounded twice" in note for note in again.notes)
+    assert any("quantised before and rounded twice" in note for note in again.notes)
     assert [t.name for t in again.tensors if t.old == t.new == "q8_0"] == ["output.weight"]
 
 
@@ -201,7 +201,7 @@ def test_a_file_of_any_program(capsys: Any, tmp_path: Path) -> None:
     assert {n: t.kind for n, t in out.tensors.items()} == {
         "fc1.weight": "f16", "fc1.bias": "f32", "fc2.weight": "q4_0", "ids": "i32",
     }  # fmt: skip
-    assert done.notes == ["1 tensors as f16: rows are not a multiple of the block of 32 (fc1.weight)"]
+    assert done.notes == ["1 tensor as f16: rows are not a multiple of the block of 32 (fc1.weight)"]
     assert "split.no" not in out.fields and out.metadata["general.architecture"] == "mnist-fc"
     code, shown, _ = run(capsys, "quantize", tmp_path / "m.gguf", "-o", tmp_path / "r.gguf", "--type", "q8_0")
     assert code == 0 and "gradloom info" in shown and "use it" not in shown and "llama-server" not in shown

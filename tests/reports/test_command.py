@@ -24,6 +24,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("model"), "llama")
 
 
+def trained(folder: Path) -> None:
+    """A run of a Python program."""
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    gl.fit(gl.nn.Linear(3, 1), (x, x[:, :1]), loss="mse", epochs=1, run=folder, progress=False)
+
+
 def titles(path: Path) -> list[str]:
     return [part.split("</h2>")[0].split(">")[-1] for part in path.read_text().split("<h2 ")[1:]]
 
@@ -56,9 +62,21 @@ def test_no_input_is_replaced(capsys: pytest.CaptureFixture[str], model: Path, t
     assert code == 2 and "missing" in err and list(tmp_path.iterdir()) == []
 
 
+def test_a_page_is_not_written_under_the_name_of_another_format(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    line = "p.png: ends in .png; a page is HTML: need a name that ends in .html"
+    trained(tmp_path / "a")
+    for command in (("report", tmp_path / "a", "-o"), ("plan", model, "--context", 24, "--html")):
+        code, _, err = run(capsys, *command, tmp_path / "p.png")
+        assert code == 2 and line in err, err
+    with pytest.raises(gl.FileError, match=line):
+        gl.compile(gl.parameter(np.zeros(3, "f4"), "w") * 2.0).plan.save(tmp_path / "p.png")
+    assert not (tmp_path / "p.png").exists()
+
+
 def test_a_report_goes_to_any_output(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
-    gl.fit(gl.nn.Linear(3, 1), (x, x[:, :1]), loss="mse", epochs=1, run=tmp_path / "a", progress=False)
+    trained(tmp_path / "a")
     assert main(["report", str(tmp_path / "a"), "-o", "/dev/stdout"]) == 0
     assert capfd.readouterr().out.startswith("<!doctype html>")
     (tmp_path / "file").touch()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.train.display import BAR, Display, StepDisplay, arranged, duration, numbers, plural, rate
+from gradloom.base.terminal import plural
+from gradloom.train.display import BAR, Display, StepDisplay, arranged, duration, numbers, rate
 from gradloom.train.metric import Metric
 from gradloom.train.metrics import Measures
 from gradloom.train.result import Result

@@ -60,6 +60,11 @@ def in_one_line(text: str, most: int | None = None) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def plural(count: int, noun: str) -> str:
+    """1 epoch, 2 epochs."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
 def shown_on(stream: Any, text: str) -> str:
     """The text as it is written to a stream: printable on a terminal, unchanged elsewhere."""
     return printable(text) if is_terminal(stream) else text

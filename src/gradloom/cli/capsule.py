@@ -8,6 +8,7 @@ from typing import Annotated
 
 from ..base.json_facts import CAPSULE
 from ..base.memory import show_bytes
+from ..base.terminal import plural
 from .common import Json, Threads, columns, json_text, need_place
 from .parser import Argument, Option
 from .rebuilt import rebuilt
@@ -34,7 +35,6 @@ def capsule(
     """Run the command; returns its exit code."""
     from ..files import check_target
     from ..runs.capsules import save
-    from ..train.display import plural
     from ..train.rebuild import CapsuleOf
 
     need_place("out", out)

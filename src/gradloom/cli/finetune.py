@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.json_documents import FINETUNE
 from ..base.memory import resident_peak, show_bytes
+from ..base.terminal import plural
 from .common import (
     columns,
     exit_code,
@@ -150,7 +151,6 @@ def _announce(run: Run, device: str | None) -> None:
     """Which tensors train, which do not, how, and on what."""
     from ..base.settings import switches
     from ..run.backend import backend
-    from ..train.display import plural
 
     print_report(run.table)
     print_report(

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..base.json_tables import FIT
+from ..base.terminal import plural
 from .common import columns, json_text, print_report, saved_weights, to_paste, warn
 from .fit_settings import MAY_CHANGE, FitSettings
 from .saved_settings import Inputs, saved
@@ -228,7 +229,6 @@ def write_result(path: str, result: dict[str, Any]) -> None:
 
 def announce(job: FitJob) -> None:
     """Print the data, the network and all settings that were chosen."""
-    from ..train.display import plural
     from .fit_targets import class_lines
 
     use, table, made = job.use, job.table, job.table.preprocess

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..base.json_facts import INFO_GGUF, INFO_MODEL
+from ..base.terminal import plural
 from .common import Json, columns, json_text
 from .parser import Argument, Option
 
@@ -208,8 +209,6 @@ def _file_type(value: Any) -> str | None:
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    from ..train.display import plural
-
     parameters = facts["parameters"]
     kind = f"GGUF version {facts['version']}" if facts["version"] else "Hugging Face folder"
     lines = [("file", f"{facts['file']}: {kind}, {facts['bytes']:,} bytes")]

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..base.json_facts import MERGE
+from ..base.terminal import plural
 from .common import Json, columns, json_text, llama_server, to_paste, warn
 from .parser import Argument, Option
 from .progress import change_line
@@ -37,7 +38,6 @@ def merge(
     from ..files import check_target, claim
     from ..llm.merge import is_folder_of
     from ..llm.merge import merge as merge_files
-    from ..train.display import plural
 
     begin = time.perf_counter()
     tty = sys.stderr.isatty()

@@ -32,15 +32,17 @@ will hold there; WebGPU does not report GPU memory. Nothing runs and nothing lar
 
 def run(asked: Asked[Any]) -> int:
     """Run the command; returns its exit code."""
-    from ..files import check_target, refuse_input
+    from ..files import refuse_input
 
     with asked.naming_places():
         use = asked.settings()
         layers = check_places("plan", use.device, use.gpu_layers, use.gpu_memory, use.memory, trains=True)
         use = replace(use, precision=as_precision(use.precision))
         if use.html is not None:
+            from ..reports.page import check_page
+
             refuse_input(use.html, *inputs_of(use))
-            check_target(use.html, streams=True)
+            check_page(use.html)
         from ..llm.model import load
         from ..llm.plan import plan as plan_model
 

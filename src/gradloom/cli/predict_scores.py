@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ..base.terminal import plural
 from .common import print_report, warn
 
 if TYPE_CHECKING:
@@ -89,8 +90,6 @@ def _agreement_of_each(outputs: np.ndarray, targets: np.ndarray, preprocess: Pre
 
 
 def _shown_means(agreement: dict[str, Any], preprocess: Preprocess) -> str:
-    from ..train.display import plural
-
     n, count = agreement["rows_with_target"], len(preprocess.targets)
     words = {"accuracy": "accuracy", "r2": "R2"}
     means = [f"mean {word} {agreement[name]:.4f}" for name, word in words.items() if name in agreement]
@@ -98,8 +97,6 @@ def _shown_means(agreement: dict[str, Any], preprocess: Preprocess) -> str:
 
 
 def _shown(agreement: dict[str, Any], preprocess: Preprocess) -> str:
-    from ..train.display import plural
-
     n, target = agreement["rows_with_target"], preprocess.target
     if preprocess.task == "classification":
         if n == 0:

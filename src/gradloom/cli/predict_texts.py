@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..base.json_tables import PREDICT
+from ..base.terminal import plural
 from .common import json_text, print_report
 from .csv_text import csv_line
 
@@ -44,7 +45,6 @@ def predict_texts(use: TextUse) -> int:
     from ..llm.model import load
     from ..llm.predict import predict
     from ..llm.text_rows import text_rows
-    from ..train.display import plural
     from .language import load_adapter
 
     loaded = load(use.model)
@@ -186,6 +186,5 @@ def _shown(scores: dict[str, Any], label: str) -> str:
     else:
         r2 = "" if math.isnan(scores["r2"]) else f"R2 {scores['r2']:.6g}, "
         shown = f"{r2}rmse {scores['rmse']:.6g}"
-    from ..train.display import plural
 
     return f"{shown} on {plural(count, 'row')} that {'has' if count == 1 else 'have'} a {label!r}"

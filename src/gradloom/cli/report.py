@@ -32,7 +32,8 @@ def report(
     json: Json = False,
 ) -> int:
     """Run the command; returns its exit code."""
-    from ..files import check_target, refuse_input
+    from ..files import refuse_input
+    from ..reports.page import check_page
     from ..reports.run_report import report as make_report
     from ..runs.files import refuse_files_of
     from .model import MODEL, RESULT
@@ -40,10 +41,10 @@ def report(
     for name, place in (("out", out), ("data", data)):
         need_place(name, place)
     began = time.perf_counter()
-    check_target(out, streams=True)
     refuse_input(out, *(path for path in (*runs, data) if path is not None and os.path.isfile(path)))
     for run in runs:
         refuse_files_of(run, out, MODEL, RESULT)
+    check_page(out)
     made = make_report(*runs, data=data, profile=profile)
     made.save(out)
     for line in made.left_out:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from ..base.clock import utc
 from ..base.json_facts import RUNS
-from ..base.terminal import in_one_line
+from ..base.terminal import in_one_line, plural
 from .common import Json, json_text, need_place, print_report
 from .parser import Argument
 from .saved_settings import SETTINGS
@@ -144,7 +144,7 @@ _SHOWN = ("test_accuracy", "test_r2", "val_accuracy", "val_loss", "test_loss", "
 
 def _lines(run: dict[str, Any], width: int) -> list[str]:
     """A run in a line, or in several where the terminal is narrow: nothing is cut."""
-    from ..train.display import arranged, duration, plural
+    from ..train.display import arranged, duration
 
     when = "" if run["begun"] is None else _local(run["begun"])
     far = [plural(run["epochs"], "epoch")] if run["epochs"] else []

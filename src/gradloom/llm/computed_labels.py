@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..base.terminal import to_stderr
+from ..base.terminal import plural, to_stderr
 from ..data.dataset import Dataset
 from ..parallel.agree import is_root
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..runs.saver import Saver
-from ..train.display import plural
 from ..train.trainer import Trainer
 from .objective import Objective
 

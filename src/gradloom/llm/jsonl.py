@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.errors import DataError
+from ..base.terminal import plural
 from .chat import ChatTemplate
 from .chat_forms import SYSTEM, is_sharegpt, messages_of_sharegpt
 from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, check_effective
@@ -32,7 +33,7 @@ from .sample_lines import (
     turns_of,
     whole_text,
 )
-from .samples import Report, Samples, count_of
+from .samples import Report, Samples
 from .special_tokens import RenderedText
 from .table_rows import number_in
 
@@ -112,7 +113,7 @@ class JsonLines:
         if not self.tokens:
             left_out = "; ".join(str(self.report).split("\n")[1:])
             raise DataError(
-                f"{self.path}: {count_of(line, self.rows.unit)}, no sample to train on"
+                f"{self.path}: {plural(line, self.rows.unit)}, no sample to train on"
                 + (f"; {left_out}" if left_out else "")
             )
         starts = np.concatenate([[0], np.cumsum([len(t) for t in self.tokens])]).astype(np.int64)
@@ -123,7 +124,7 @@ class JsonLines:
         if self.form.kind == "judged" and values is not None and (values == values[0]).all():
             label = "true" if values[0, 0] else "false"
             raise DataError(
-                f"{self.path}: the label of all {count_of(len(values), 'sample')} is {label}; need completions with the"
+                f"{self.path}: the label of all {plural(len(values), 'sample')} is {label}; need completions with the"
                 " label true and others with false"
             )
         judged = self.form.kind == "judged"

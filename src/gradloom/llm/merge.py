@@ -15,6 +15,7 @@ from ..base.arguments import need_path
 from ..base.errors import FileError, SettingError
 from ..base.extras import need_llm
 from ..base.habits import hinted
+from ..base.terminal import plural
 from ..files import check_new_folder, check_target, names_folder, new_folder, refuse_input, write_gguf
 from ..files.gguf import GGUF
 from ..files.gguf_fields import Field
@@ -118,7 +119,7 @@ def merge(
             tensors[tensor.name] = (new, tensor.shape, Pieces(base, tensor, new, loss, on_start, added))
         before += math.prod(tensor.shape)
     notes = [note] if view is not None and (note := view.note()) else []
-    notes += [f"{len(names)} tensors as {what} ({some(names)})" for what, names in fallen.items()]
+    notes += [f"{plural(len(names), 'tensor')} as {what} ({some(names)})" for what, names in fallen.items()]
     fields = _metadata(base, kind, tensors)
     if adapter.chat_template is not None:
         if base.metadata.get(CHAT_TEMPLATE) not in (None, "", adapter.chat_template):

@@ -8,9 +8,10 @@ import numpy as np
 
 from ..base.arguments import as_bool
 from ..base.errors import DataError, SettingError
+from ..base.terminal import plural
 from ..data.dataset import IGNORED
 from .labels import Classes
-from .samples import Report, Samples, count_of
+from .samples import Report, Samples
 
 
 @dataclass
@@ -79,7 +80,7 @@ def _windows(samples: Samples, context: int) -> TokenData:
     n = samples.tokens.size
     path = samples.report.path
     if n < 2:
-        raise DataError(f"{path}: {count_of(n, 'token')}, nothing to predict; need a longer text")
+        raise DataError(f"{path}: {plural(n, 'token')}, nothing to predict; need a longer text")
     if n <= context:
         raise DataError(
             f"{path}: {n} tokens, shorter than the context of {context} and one to predict; need a longer text,"
@@ -105,8 +106,8 @@ def _packed(samples: Samples, context: int, packing: bool, prompts: bool, last: 
     fits = np.minimum(sizes, context)
     which = _kept(samples, sizes, fits, is_plain, last, report)
     if not which.size:
-        skipped = "; ".join(f"{count_of(n, 'sample')}, {reason}" for reason, n in report.skipped.items())
-        text = f"{report.path}: no sample has a token to learn within {context} tokens ({skipped})"
+        skipped = "; ".join(f"{plural(n, 'sample')}, {reason}" for reason, n in report.skipped.items())
+        text = f"{report.path}: no sample has a token to learn within {plural(context, 'token')} ({skipped})"
         raise DataError(f"{text}; need a longer context, or shorter samples")
     places = fits.reshape(-1, count).sum(1)[which]
     row, offset = _places(places, length) if packing else (np.arange(which.size), np.zeros(which.size, np.int64))

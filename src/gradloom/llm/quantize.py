@@ -15,6 +15,7 @@ from ..base.arguments import need_path
 from ..base.errors import FileError, SettingError
 from ..base.extras import need_llm
 from ..base.habits import hinted, value_hint
+from ..base.terminal import plural
 from ..files import check_target, refuse_input, write_gguf
 from ..files.gguf import GGUF
 from ..files.gguf_fields import Field
@@ -134,10 +135,10 @@ def quantize(
         tensors[tensor.name] = (new, tensor.shape, source)
         before += math.prod(tensor.shape)
     notes = [note] if view is not None and (note := view.note()) else []
-    notes += [f"{len(names)} tensors as {what} ({some(names)})" for what, names in fallen.items()]
+    notes += [f"{plural(len(names), 'tensor')} as {what} ({some(names)})" for what, names in fallen.items()]
     twice = [t.name for t in base.tensors.values() if KINDS[t.kind][0] > 1 and t.name in losses]
     if twice:
-        notes.append(f"{len(twice)} tensors were quantised before and are rounded twice ({some(twice)})")
+        notes.append(f"quantised before and rounded twice: {plural(len(twice), 'tensor')} ({some(twice)})")
     base.check()
     refuse_input(out_path, model_path)
     size = write_gguf(out_path, _metadata(base, kind), tensors, finite=True)

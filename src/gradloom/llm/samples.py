@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import DataError
-from ..base.terminal import in_one_line
+from ..base.terminal import in_one_line, plural
 from ..data.dataset import split_rows
 from .labels import Classes
 
@@ -51,32 +51,32 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.path}: {self.kind}; {count_of(self.samples, 'sample')}, {count_of(self.tokens, 'token')},"
+            f"{self.path}: {self.kind}; {plural(self.samples, 'sample')}, {plural(self.tokens, 'token')},"
             f" {self.counted:,} to learn ({self.counts})"
         ]
         if self.rows:
             length = f"{self.parts} x {self.context}" if self.parts > 1 else self.context
-            lines.append(f"{count_of(self.rows, 'row')} of {length} tokens, {self.padding:.1%} padding")
+            lines.append(f"{plural(self.rows, 'row')} of {length} tokens, {self.padding:.1%} padding")
         if self.unused:
             lines.append(f"keys not read: {in_one_line(', '.join(self.unused))}")
         marked = [
-            *[count_of(self.messages_excluded, "message") + " excluded"] * bool(self.messages_excluded),
-            *[count_of(self.messages_weighted, "message") + " weighted"] * bool(self.messages_weighted),
-            *[count_of(self.samples_weighted, "sample") + " weighted"] * bool(self.samples_weighted),
+            *[plural(self.messages_excluded, "message") + " excluded"] * bool(self.messages_excluded),
+            *[plural(self.messages_weighted, "message") + " weighted"] * bool(self.messages_weighted),
+            *[plural(self.samples_weighted, "sample") + " weighted"] * bool(self.samples_weighted),
         ]
         if marked:
             lines.append(f"weights: {', '.join(marked)}")
         if self.as_text:
             lines.append(
-                f"names of control tokens: text in {count_of(self.as_text, 'sample')}; special=True (--special) reads"
+                f"names of control tokens: text in {plural(self.as_text, 'sample')}; special=True (--special) reads"
                 " them as tokens"
             )
         if self.cut:
-            left_out = count_of(self.cut_tokens, "token")
-            lines.append(f"cut to the context: {count_of(self.cut, 'sample')}; {left_out} left out of them")
+            left_out = plural(self.cut_tokens, "token")
+            lines.append(f"cut to the context: {plural(self.cut, 'sample')}; {left_out} left out of them")
         if self.bad_lines:
-            lines.append(f"skipped: {count_of(self.bad_lines, 'bad line')} ({'; '.join(self.bad)})")
-        lines += [f"skipped: {count_of(count, 'sample')}, {reason}" for reason, count in self.skipped.items()]
+            lines.append(f"skipped: {plural(self.bad_lines, 'bad line')} ({'; '.join(self.bad)})")
+        lines += [f"skipped: {plural(count, 'sample')}, {reason}" for reason, count in self.skipped.items()]
         return "\n".join(lines)
 
     def skip(self, reason: str) -> None:
@@ -174,8 +174,3 @@ class Samples:
         tokens, counted = self.tokens[of_token], self.counted[of_token]
         weights = None if self.weights is None else self.weights[of_token]
         return Samples(tokens, counted, starts, report, False, self.parts, values, self.classes, weights, self.differ)
-
-
-def count_of(count: int, what: str) -> str:
-    """1 row, 2 rows."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -12,7 +12,7 @@ from ..base.html import html_details
 from ..base.memory import show_bytes
 from ..base.pages import Pages
 from ..base.settings import Switches
-from ..base.terminal import printable
+from ..base.terminal import plural, printable
 from ..graph.value import Node
 from ..transform.program import Program
 from .bytecode import (
@@ -90,7 +90,7 @@ class Plan(Pages):
     def summary(self) -> str:
         ratio = self.peak_bytes / self.lower_bound_bytes if self.lower_bound_bytes else 1.0
         return (
-            f"{len(self.order.steps)} steps; peak {show_bytes(self.peak_bytes)}, lower bound "
+            f"{plural(len(self.order.steps), 'step')}; peak {show_bytes(self.peak_bytes)}, lower bound "
             f"{show_bytes(self.lower_bound_bytes)} (x{ratio:.3f}), unshared {show_bytes(self.unshared_bytes)}; "
             f"{len(self.placement.inplace)} in place; parameters and state {show_bytes(self.stored_bytes)}"
             f"{self.recomputed.shown()}"

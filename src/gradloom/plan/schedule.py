@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ..base.html import html_details
 from ..base.memory import show_bytes
 from ..base.pages import Pages
+from ..base.terminal import plural
 from ..graph.value import Node, describe
 from ..transform.program import Program
 from .plan import Plan, Recomputed
@@ -145,7 +146,7 @@ class Schedule(Pages):
 
     def summary(self) -> str:
         parts = [
-            f"{device}: {len(part.plan.order.steps)} steps, peak {show_bytes(part.plan.peak_bytes)}, "
+            f"{device}: {plural(len(part.plan.order.steps), 'step')}, peak {show_bytes(part.plan.peak_bytes)}, "
             f"parameters and state {show_bytes(part.plan.stored_bytes)}{part.plan.recomputed.shown()}"
             for device, part in self.parts.items()
         ]

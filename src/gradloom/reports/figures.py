@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..train.display import plural
+from ..base.terminal import plural
 from .curves import EPOCHS, MOST, TRAINING, VALIDATION, Chart, Curve, extremes
 from .importance import Importance
 from .page import Figure, Table

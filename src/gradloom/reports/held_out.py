@@ -11,13 +11,13 @@ import numpy as np
 
 from ..base.errors import FileError, GradloomError
 from ..base.reasons import unreadable
+from ..base.terminal import plural
 from ..data.encoding.target import of_target
 from ..data.frames import features_of
 from ..data.row_uses import TEST, TRAIN, VAL
 from ..data.table import known_rows
 from ..llm.input_digest import digest
 from ..tables.model import Model
-from ..train.display import plural
 
 _PARTS = {TEST: "test", VAL: "validation"}
 GIVEN = "given"  # rows of a file whose use in the training is not recorded

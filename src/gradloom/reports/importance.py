@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..base.terminal import plural
 from ..data.encoding.target import MIXED, of_target
 from ..tables.model import Model
-from ..train.display import plural
 from .held_out import HeldOut
 
 REPEATS = 10

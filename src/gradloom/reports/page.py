@@ -17,12 +17,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..base.errors import FileError
 from ..base.terminal import printable
 from ..files.atomic import atomic_write
+from ..files.targets import check_target, is_stream
 
 # Assets of each kind of figure, in the order in which the page contains them. Each script registers the function that
 # draws the figure: report.kinds.NAME = function (figure) {...}, see assets/page.js.
@@ -119,8 +122,16 @@ def page(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
     )
 
 
+def check_page(path: str | os.PathLike[str]) -> None:
+    """FileError unless a page may be written at `path`. To be asked before any work is done."""
+    check_target(path, streams=True)
+    if (ending := Path(path).suffix.lower()) not in ("", ".html", ".htm") and not is_stream(path):
+        raise FileError(f"{path}: ends in {ending}; a page is HTML: need a name that ends in .html")
+
+
 def write_page(path: str | os.PathLike[str], title: str, sections: Sequence[Section], subtitle: str = "") -> None:
     """Write a page, whole or not at all. FileError where it cannot be written."""
+    check_page(path)
     data = page(title, sections, subtitle).encode()
     with atomic_write(path, len(data)) as file:
         file.write(data)

@@ -12,9 +12,10 @@ from typing import Any, TypeGuard
 
 from ..base.errors import FileError
 from ..base.memory import show_bytes
+from ..base.terminal import plural
 from ..llm.input_digest import digest
 from ..tables.model import MODEL
-from ..train.display import plural, rate
+from ..train.display import rate
 from ..train.duration import approximate
 from ..train.metric import UNCERTAINTY
 from ..train.watching import watch_warnings

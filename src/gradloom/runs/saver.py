@@ -31,7 +31,7 @@ from ..base.memory import present
 from ..base.messages import log
 from ..base.options import values_of
 from ..base.schema import whole
-from ..base.terminal import in_one_line
+from ..base.terminal import in_one_line, plural
 from ..base.training_options import SaveOptions
 from ..optim.schedules import ends_at
 from ..parallel.agree import agreed, is_root
@@ -212,7 +212,7 @@ class Saver(Subscriber):
             )
             more = "the schedule of its learning rate ends here: more epochs are another run"
             more = more if fixed else "more epochs continue it"
-            log.info(f"{self.path}: this run has finished, after {loop.steps:,} steps; {more}")
+            log.info(f"{self.path}: this run has finished, after {plural(loop.steps, 'step')}; {more}")
 
     def _add_earlier(self) -> None:
         """Settings that the checkpoint of an earlier version lacks, as other files of the run record them."""

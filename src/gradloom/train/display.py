@@ -15,7 +15,7 @@ from typing import Any
 
 from ..base.live import Live, can_redraw
 from ..base.memory import resident
-from ..base.terminal import in_one_line, shown_on
+from ..base.terminal import in_one_line, plural, shown_on
 from ..base.uploads import progress_text, shown_by
 from ..runs.events import Subscriber
 from .metric import UNCERTAINTY
@@ -42,11 +42,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def plural(count: int, noun: str) -> str:
-    """1 epoch, 2 epochs."""
-    return f"{count:,} {noun}" + "s" * (count != 1)
 
 
 def numbers(result: Any, name: str = "") -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base.settings import switches
+from ..base.terminal import plural
 from ..plan.plan import Plan
 from ..run.backend import computing, device_of
 from ..run.cost import Rates, program_seconds
@@ -54,10 +55,9 @@ class Duration:
         if epochs > 1:
             parts = f"{epochs:,} epochs of {approximate(self.epoch)}"
         else:
-            parts = f"{self.steps:,} step{'s' * (self.steps != 1)} of {approximate(self.step)}"
+            parts = f"{plural(self.steps, 'step')} of {approximate(self.step)}"
             if self.evaluations:
-                plural = "s" * (self.evaluations != 1)
-                parts += f", {self.evaluations:,} evaluation{plural} of {approximate(self.evaluation)}"
+                parts += f", {plural(self.evaluations, 'evaluation')} of {approximate(self.evaluation)}"
         without = f"; {' and '.join(self.apart)} not included" if self.apart else ""
         return f"{'at most ' * self.is_limit}about {approximate(self.seconds)}: {parts}{without}"
 
