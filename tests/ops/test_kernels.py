@@ -42,7 +42,7 @@ OVERWRITES = [(n, i) for n, i in CASES if REGISTRY[n].may_overwrite]
 
 def on_isas(cases: list[tuple[str, int]]) -> list[Any]:
     """Each case on each instruction set that has kernels of its own for the op."""
-    return [pytest.param(c, isa, id=f"{case_id(c)}-{isa}") for isa in ISAS for c in cases if c[0] in OWN[isa]]
+    return [pytest.param(c, isa, id=f"{case_id(c)}-{isa}") for c in cases for isa in ISAS if c[0] in OWN[isa]]
 
 
 def size_of(case: tuple[str, int]) -> int:
