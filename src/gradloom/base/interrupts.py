@@ -5,8 +5,10 @@ The library installs no handler for the two.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +21,9 @@ if hasattr(signal, "SIGHUP"):
     SIGNALS[signal.SIGHUP] = "SIGHUP"
 last_interrupt: KeyboardInterrupt | None = None  # raised by the last signal
 SAME_SECONDS = 1.0  # signals that come so soon after one another ask for the same thing
+IMPORT_SECONDS = 5.0  # so long a signal waits for the end of an import
+_AGAIN_SECONDS = 0.01
+_IMPORTS = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")  # files of frames
 
 
 class Terminated(KeyboardInterrupt):
@@ -49,18 +54,75 @@ def number_of(stop: BaseException | None) -> int:
 
 
 class Raising:
-    """A handler that raises. A second signal that comes at once, from launcher and terminal, is ignored."""
+    """A handler that raises. A second signal that comes at once, from launcher and terminal, is ignored.
+
+    Inside of an import it waits for its end, for at most IMPORT_SECONDS: there importlib may drop the exception, and C
+    code, such as NumPy's, makes an ImportError of it.
+    """
 
     def __init__(self) -> None:
         self._heard = -SAME_SECONDS
         self.last: KeyboardInterrupt | None = None  # the exception raised last; a caller may have caught or replaced it
+        self.waiting: int | None = None  # the signal that is sent again
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if now - self._heard >= SAME_SECONDS:
+        if self.waiting is None:
+            if now - self._heard < SAME_SECONDS:
+                return
             self._heard = now
-            self.last = interrupt(number)
-            raise self.last
+        if now - self._heard < IMPORT_SECONDS and _in_import(frame):
+            self.send_again(number)
+            return
+        self.waiting = None
+        self.last = interrupt(number)
+        raise self.last
+
+    def send_again(self, number: int) -> None:
+        """Send a signal once more to the main thread, soon, unless `waiting` is set to None before."""
+        self.waiting = number
+        _thread.start_new_thread(self._send, ())
+
+    def take(self) -> KeyboardInterrupt | None:
+        """The exception of a signal that would be sent again; it is not any more."""
+        number, self.waiting = self.waiting, None
+        return None if number is None else interrupt(number)
+
+    def _send(self) -> None:
+        time.sleep(_AGAIN_SECONDS)
+        number = self.waiting
+        if number is None:
+            return
+        if signal.getsignal(number) is not self:  # another handler takes it over
+            self.waiting = None
+        if sys.platform == "win32":
+            _thread.interrupt_main(number)
+        else:
+            signal.pthread_kill(threading.main_thread().ident or 0, number)  # interrupts a wait of the system as well
+
+    @contextlib.contextmanager
+    def sending_lost_again(self) -> Iterator[None]:
+        """Inside, an interrupt that a destructor or a weak reference's callback loses is sent again."""
+
+        def hook(lost: sys.UnraisableHookArgs) -> None:
+            if lost.exc_value is not None and lost.exc_value is last_interrupt:
+                self.send_again(number_of(lost.exc_value))
+            else:
+                old(lost)
+
+        old, sys.unraisablehook = sys.unraisablehook, hook
+        try:
+            yield
+        finally:
+            sys.unraisablehook = old
+
+
+def _in_import(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename in _IMPORTS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def replace(handler: Callable[[int, FrameType | None], None]) -> Handlers:

@@ -21,6 +21,7 @@ from ..base.exit_codes import Exit, of_signal
 from ..base.finetune_options import FinetuneOutput, PlacingOptions
 from ..base.messages import log
 from ..base.reasons import reason_of, remedy_of
+from ..base.starting import has_default
 from ..base.terminal import shown_on, to_stderr
 from ..base.training_options import DeviceOptions, MemoryOptions, RankOptions
 from .parser import Option
@@ -267,6 +268,11 @@ def exit_code(stop: BaseException | None) -> Exit:
     return of_signal(stop if isinstance(stop, KeyboardInterrupt) else _handler.last)
 
 
+def interrupt_instead(error: Exception) -> KeyboardInterrupt | None:
+    """What a signal raises that waits for the end of an import, or raised where C code made this ImportError of it."""
+    return _handler.take() or (interrupts.last_interrupt if isinstance(error, ImportError) else None)
+
+
 def raise_lost_signal() -> None:
     """Before long work: raises what a signal raised that was lost, as in an import or a destructor."""
     if _handler.last is not None:
@@ -279,8 +285,9 @@ def stdout_exit_code(code: int) -> int:
 
 
 def late_exit_code(code: int) -> int:
-    """The code of a command that was done, or that of the signal that came while it wrote its files."""
-    return exit_code(_late[0]) if _late and code == Exit.DONE else code
+    """The code of a command that was done, or that of the signal that came while it wrote its files, or at its end."""
+    stop = _handler.take() or next(iter(_late), None)
+    return exit_code(stop) if stop is not None and code == Exit.DONE else code
 
 
 @contextlib.contextmanager
@@ -297,11 +304,11 @@ def signals(lasting: bool) -> Iterator[None]:
     old: interrupts.Handlers = {}
     if threading.current_thread() is threading.main_thread():  # elsewhere no signal arrives
         for number in interrupts.SIGNALS:
-            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            if signal.getsignal(number) is default:
+            if has_default(number):
                 old[number] = signal.signal(number, _handler)
     try:
-        yield
+        with _handler.sending_lost_again():
+            yield
     finally:
         if not lasting:
             interrupts.restore(old)

@@ -30,6 +30,7 @@ from .common import (
     StdoutError,
     command_line,
     exit_code,
+    interrupt_instead,
     late_exit_code,
     print_last,
     remember,
@@ -150,10 +151,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
 
-def _run(given: list[str]) -> int:
+def _invoke(given: list[str]) -> int:
+    """The command's exit code. An error after a signal that is still to be raised, or that a failed import was made of,
+    is this interrupt."""
     try:
         with app.make_context("gradloom", given) as parsed:
             return int(app.invoke(parsed))
+    except Exception as error:
+        stop = interrupt_instead(error)
+        if stop is None:
+            raise
+        raise stop from None
+
+
+def _run(given: list[str]) -> int:
+    try:
+        return _invoke(given)
     except GradloomError as error:
         return _refuse(str(error))
     except KeyboardInterrupt as stop:
