@@ -131,6 +131,7 @@ case $mode in
     section "kernels of GPUs" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/gpu/test_kernels.py tests/gpu/test_deep.py
     section "placements on devices" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/plan/test_placements.py \
       tests/gpu/test_scheduled.py
+    section "random metrics" env METRIC_CASES=20000 $py -m pytest -q -n "$jobs" tests/metrics/test_metrics.py -k many_random
     section "random gradients" $py -m tests.graph.random_gradients --count 10000 --first 1000
     section "threads and forks" env STRESS_SECONDS=1200 $py -m pytest -q tests/run/test_threads.py
     section "faults of the system" bash tests/faults.sh
