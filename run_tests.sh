@@ -104,12 +104,14 @@ under_switches() {  # one suite, many configurations: plans and kernels must not
 }
 
 echo "== set up"
-set_up &  # pip beside apt-get: both wait for downloads
 if [ "$mode" = --full ]; then
+  set_up &  # pip beside apt-get: both wait for downloads
   software_gpu
   browser
+  wait $!
+else
+  set_up
 fi
-wait $!
 echo "== set up: $SECONDS s"
 jobs=$($py -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
 
