@@ -104,12 +104,14 @@ under_switches() {  # one suite, many configurations: plans and kernels must not
 }
 
 echo "== set up"
-set_up &  # pip beside apt-get: both wait for downloads
 if [ "$mode" = --full ]; then
+  set_up &  # pip beside apt-get: both wait for downloads
   software_gpu
   browser
+  wait $!
+else
+  set_up
 fi
-wait $!
 echo "== set up: $SECONDS s"
 jobs=$($py -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
 
@@ -131,6 +133,7 @@ case $mode in
     section "kernels of GPUs" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/gpu/test_kernels.py tests/gpu/test_deep.py
     section "placements on devices" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/plan/test_placements.py \
       tests/gpu/test_scheduled.py
+    section "random metrics" env METRIC_CASES=20000 $py -m pytest -q -n "$jobs" tests/metrics/test_metrics.py -k many_random
     section "random gradients" $py -m tests.graph.random_gradients --count 10000 --first 1000
     section "threads and forks" env STRESS_SECONDS=1200 $py -m pytest -q tests/run/test_threads.py
     section "faults of the system" bash tests/faults.sh

@@ -87,10 +87,10 @@ bool parse_plain(std::string_view text, double& value) {
 #endif
 }
 
-// Whether groups of three digits, cut by `mark`, make up the text.
+// Whether groups of three digits, cut by `mark`, make up the text; no number begins with a group of zeros.
 bool is_grouped(std::string_view text, char mark) {
   size_t first = text.find(mark);
-  if (first == text.npos || first == 0 || first > 3) return false;
+  if (first == text.npos || first == 0 || first > 3 || text[0] == '0') return false;
   for (size_t i = 0; i < text.size(); i++) {
     const bool cut = i >= first && (i - first) % 4 == 0;
     if (cut ? text[i] != mark : !is_digit(text[i])) return false;

@@ -62,6 +62,18 @@ def test_a_table_from_file_to_predictions(capsys, tmp_path, shop):
     assert outputs[0] == outputs[1] and len(outputs[0].splitlines()) == 241
 
 
+def test_names_are_given_together_or_one_by_one(capsys, tmp_path, shop):
+    options = ["--categorical", "w", "--epochs", 1, "--hidden", "3,2", "--drop", "note,day"]
+    single = [part for option, value in zip(options[::2], options[1::2], strict=True)
+              for one in str(value).split(",") for part in (option, one)]  # fmt: skip
+    for name, given in (("a", options), ("b", single)):
+        fitted(capsys, shop, tmp_path / name, *given, "--log", "csv", "--log", "tensorboard", "--json")
+        assert all((tmp_path / name / made).exists() for made in ("metrics.csv", "tensorboard"))
+    saved = [parse_toml(tmp_path / name / "settings.toml") for name in "ab"]
+    assert saved[0]["drop"] == ["note", "day"] and saved[0]["hidden"] == [3, 2]
+    assert all(saved[0][key] == saved[1][key] for key in ("categorical", "drop", "hidden"))
+
+
 @pytest.mark.slow
 def test_the_same_bytes_again(capsys, tmp_path, shop):
     fitted(capsys, shop, tmp_path / "a", *OPTIONS)

@@ -104,6 +104,9 @@ def test_columns_that_are_kept(capsys, monkeypatch, tmp_path, fitted, kind):
     kept = list(csv.reader(io.StringIO(run(capsys, "predict", model, data, "--keep", "name,id")[1])))
     assert kept[0] == ["name", "id", *plain[0]] and kept[1][:2] == ["Doe, 0", "000"]
     assert [row[2:] for row in kept] == plain and [row[1] for row in kept[1:]] == [f"{i:03d}" for i in range(40)]
+    assert kept == list(
+        csv.reader(io.StringIO(run(capsys, "predict", model, data, "--keep", "name", "--keep", "id")[1]))
+    )
     beside = list(csv.reader(io.StringIO(run(capsys, "predict", model, data, "--keep", "target")[1])))
     assert beside[0][:2] == ["target", "predicted target"]
     assert [row[0] for row in beside[1:]] == [line.rsplit(",", 1)[1] for line in data.read_text().splitlines()[1:]]

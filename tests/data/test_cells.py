@@ -53,6 +53,7 @@ def test_numbers_are_those_of_python():
         ("3.1%", False, 3.1), ("3.1 %", False, 3.1), ("-5%", False, -5), ("€3", False, 3), ("3 €", False, 3),
         ("£1,000", False, 1000), ("1,5", True, 1.5), ("1,234", True, 1.234), ("1,234,567", True, 1234567),
         ("1.234,5", True, 1234.5), ("1.234.567,25", True, 1234567.25), ("3,50 €", True, 3.5), ("1,5,2", True, False),
+        ("0,519", False, False), ("-0,519", True, -0.519), ("0.519,5", True, False), ("0,519,000", True, False),
         ("12 kg", False, False), ("%", False, False), ("$inf", False, False), ("3%%", False, False),
     ],
 )  # fmt: skip

@@ -91,7 +91,7 @@ def test_commas_mean_what_they_meant_in_training(tmp_path, text, value):
     [
         (["1,234", "2,345"], 1.234, "a: 3 digits follow each comma, which is taken as decimal: 1.234, not 1234"),
         (["$1,234", "$2,345"], 1234, "a: commas cut thousands, because of the currency sign: 1234, not 1.234"),
-        (["$0,234", "$2,345"], 0.234, "a: 3 digits follow each comma, which is taken as decimal: 0.234, not 234"),
+        (["$0,234", "$2,345"], 0.234, "a: commas are decimal"),
         (["1,5", "2,345"], 1.5, "a: commas are decimal"),
         (["1,234", "1,234,567"], 1234, "a: commas cut thousands, as in 1,234,567"),
         (["1.5", "2.345"], 1.5, None),

@@ -73,6 +73,22 @@ def test_windows_of_a_text(tmp_path, context):
     assert data.report.counted == n and data.report.padding == pytest.approx(1 - n / data.tokens.size)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_names_the_encoding(tmp_path, encoding):
+    """As of tables; it takes precedence over encoding."""
+    tok, story = tokenizer(), "hällo wörld " * 40
+    plain, marked = read_samples(text(tmp_path, story), tok), text(tmp_path, story.encode(encoding))
+    for given in (None, "cp1252"):
+        assert (read_samples(marked, tok, encoding=given).tokens == plain.tokens).all()
+    table = tmp_path / "t.csv"
+    table.write_bytes(f"text,n\n{story},1\n".encode(encoding))
+    assert (read_samples(table, tok).tokens == plain.tokens).all()
+    cut = text(tmp_path, story.encode(encoding)[:-1])
+    if encoding != "utf-8-sig":
+        with pytest.raises(DataError, match=rf"t.txt: byte \d+ is not {encoding}-le \("):
+            read_samples(cut, tok)
+
+
 def test_texts_that_are_too_short_or_no_texts(tmp_path):
     tok = tokenizer()
     assert len(pack(read_samples(text(tmp_path, "12345"), tok), 4)) == 1

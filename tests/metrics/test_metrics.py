@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_random_cases_are_scikit_learns(first):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 3000, 250))
+@pytest.mark.parametrize("first", range(1000, 1000 + int(os.environ.get("METRIC_CASES", "750")), 250))
 def test_many_random_cases_are_scikit_learns(first):
     pytest.importorskip("sklearn")
     for seed in range(first, first + 250):

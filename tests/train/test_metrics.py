@@ -304,6 +304,11 @@ def test_ranks_measure_the_same():
             {"mae": Metric(lambda outputs, labels: "x", whole=True)},
             "metric mae: the function gave a str; need a number",
         ),
+        (
+            {"mae": Metric(lambda outputs, labels: np.complex64(1j), whole=True)},
+            "mae: the function gave .*; need a number",
+        ),
+        ({"mae": Metric(lambda outputs, labels: 10**400, whole=True)}, "metric mae: .* beyond the range of float64"),
     ],
 )
 def test_what_is_no_metric_is_refused(metrics, message):

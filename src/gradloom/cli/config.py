@@ -159,7 +159,7 @@ def _plain(setting: Setting) -> Any:
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if setting.parse is not None:
-        several = get_origin(kind) is dict or kind == Names
+        several = get_origin(kind) in (dict, list) or kind == Names
         return (list[str] if several else str) | None
     if get_origin(kind) is Literal:
         kind = type(get_args(kind)[0])
@@ -207,9 +207,9 @@ def _parsed(setting: Setting, value: str | list[str]) -> Any:
     assert setting.parse is not None
     if not isinstance(value, list):
         return setting.parse(value)
+    parts = [setting.parse(one) for one in value]
     if setting.kind == Names:
-        return [setting.parse(one) for one in value]
-    made: dict[str, Any] = {}
-    for one in value:
-        made |= setting.parse(one)
-    return made
+        return parts
+    if all(isinstance(part, dict) for part in parts):
+        return {name: each for part in parts for name, each in part.items()}
+    return [each for part in parts for each in part]

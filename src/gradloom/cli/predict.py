@@ -56,7 +56,7 @@ def predict(
     ],
     out: Annotated[str | None, Option(help="CSV file to write. [default: stdout]")] = None,
     keep: Annotated[
-        str | None, Option(help="Columns of DATA to write in front of the predictions, such as id,name.")
+        list[str] | None, Option(help="Columns of DATA to write in front of the predictions, such as id,name.")
     ] = None,
     escape_formulas: Annotated[
         bool,
@@ -245,15 +245,17 @@ def _facts_of_target(one: Model, outputs: np.ndarray, with_rows: bool) -> dict[s
     return made
 
 
-def _names(keep: str | None) -> list[str]:
+def _names(keep: list[str] | None) -> list[str]:
     """The names of --keep; SettingError for an empty one, and for one that is there twice."""
     import csv
 
     from ..base.errors import SettingError
 
-    names = [] if keep is None else [name.strip() for name in next(csv.reader([keep]), []) or [""]]
-    if keep is not None and ("" in names or len(set(names)) < len(names)):
-        raise SettingError(setting="keep", seen=keep, need="different names of columns, such as id,name")
+    names = [name.strip() for text in keep or () for name in next(csv.reader([text]), []) or [""]]
+    if "" in names or len(set(names)) < len(names):
+        raise SettingError(
+            setting="keep", seen=",".join(keep or ()), need="different names of columns, such as id,name"
+        )
     return names
 
 

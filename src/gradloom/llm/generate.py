@@ -416,8 +416,9 @@ class _Text:
 
     def __init__(self, decoder: Any, stop: str | Sequence[str], stream: Callable[[str], Any] | None) -> None:
         stops = (stop,) if isinstance(stop, str) else stop
-        if not isinstance(stops, Collection) or any(not isinstance(s, str) or not s for s in stops):
-            raise SettingError(setting="stop", seen=stop, need="texts that are not empty")
+        wrong = [s for s in stops if not isinstance(s, str) or not s] if isinstance(stops, Collection) else [stop]
+        if wrong:
+            raise SettingError(setting="stop", seen=wrong[0], need="texts that are not empty")
         self.decoder, self.stops, self.stream = decoder, tuple(stops), stream
         self.text = ""  # streamed so far
         self._held = ""  # may be the beginning of a stop text

@@ -14,6 +14,8 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError
+from ..data.reading.cell_rules import UTF_8
+from ..data.reading.text_bytes import by_mark
 from .data_files import JSON
 
 _READ = 1 << 20  # bytes that are read at once
@@ -140,30 +142,29 @@ def _kind(value: object) -> str:
 
 
 def text_blocks(path: str, encoding: str | None = None, is_json: bool = False) -> Iterator[str]:
-    """The text of a file, block by block. encoding: its name, by default UTF-8. Raises DataError for bytes that are not
-    of it."""
-    decoder = codecs.getincrementaldecoder(encoding or "utf-8")()
-    at, begun = 0, False
+    """The text of a file, block by block. encoding: its name, by default UTF-8; a byte order mark takes precedence.
+    Raises DataError for bytes that are not of it."""
     with open(path, "rb") as file:
+        mark, found = by_mark(file.peek(4), encoding or UTF_8)
+        decoder, at = codecs.getincrementaldecoder(found)(), len(file.read(len(mark)))
         while True:
             data = file.read(_READ)
             held = len(decoder.getstate()[0])
             try:
                 text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
-                raise not_of_encoding(path, at - held + error.start, encoding, error.reason, is_json) from None
+                raise not_of_encoding(path, at - held + error.start, found, error.reason, is_json) from None
             except UnicodeError as error:  # UTF-16 without the mark of its order
-                raise not_of_encoding(path, at, encoding, str(error)) from None
-            yield text if begun else text.removeprefix("\ufeff")
-            begun = begun or text != ""
+                raise not_of_encoding(path, at, found, str(error)) from None
+            yield text
             at += len(data)
             if not data:
                 return
 
 
-def not_of_encoding(path: str, at: int, encoding: str | None, why: str, is_json: bool = False) -> DataError:
+def not_of_encoding(path: str, at: int, encoding: str, why: str, is_json: bool = False) -> DataError:
     """The error for a byte that is not of the encoding. is_json: of a file that has no other than UTF-8."""
-    seen = f"{path}: byte {at} is not {encoding or 'UTF-8'} ({why})"
+    seen = f"{path}: byte {at} is not {'UTF-8' if encoding == UTF_8 else encoding} ({why})"
     if is_json:
         return DataError(f"{seen}; need a text in UTF-8")
     return DataError(f"{seen}; {{encoding}} can name another encoding, such as cp1252", encoding=...)

@@ -20,6 +20,7 @@ import numpy as np
 from ..base.errors import DataError, FileError
 from ..base.extras import optional
 from ..data.reading.cell_rules import UTF_8
+from ..data.reading.text_bytes import by_mark
 from .data_files import PARQUET
 from .json_rows import BadRow, FileRows, Row, RowReader, in_memory, not_of_encoding
 from .sample_lines import keys_of
@@ -37,8 +38,8 @@ _NO_VALUES = ("NAType", "NaTType")  # types of pandas
 class CsvRows(RowReader):
     """The lines of a .csv or .tsv (.gz) below its header; all cells are texts.
 
-    encoding: its name, by default UTF-8. Raises DataError for bytes that are not of it, a header without names, and
-    malformed quotes.
+    encoding: its name, by default UTF-8; a byte order mark takes precedence. Raises DataError for bytes that are not of
+    it, a header without names, and malformed quotes.
     """
 
     has_cells = True
@@ -48,14 +49,17 @@ class CsvRows(RowReader):
         self.encoding = encoding
 
     def __iter__(self) -> Iterator[Row]:
-        path, encoding = self.name, "utf-8-sig" if self.encoding in (None, UTF_8) else self.encoding
+        path, encoding = self.name, self.encoding or UTF_8
         try:
-            with opened(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
-                yield from self._rows(text)
+            with opened(path) as file:
+                mark, encoding = by_mark(file.peek(4), encoding)
+                file.read(len(mark))
+                with io.TextIOWrapper(file, encoding, newline="") as text:
+                    yield from self._rows(text)
         except UnicodeDecodeError as error:
-            raise not_of_encoding(path, _first_bad_byte(path, encoding), self.encoding, error.reason) from None
+            raise not_of_encoding(path, _first_bad_byte(path, encoding), encoding, error.reason) from None
         except UnicodeError as error:  # UTF-16 without the mark of its order
-            raise not_of_encoding(path, 0, self.encoding, str(error)) from None
+            raise not_of_encoding(path, 0, encoding, str(error)) from None
         except (EOFError, zlib.error):
             raise FileError(f"{path}: is truncated or damaged; fetch it again") from None
 

@@ -230,9 +230,15 @@ class Measured:
             )
             if isinstance(made, tuple) and len(made) == 2 and all(np.shape(part) == (n,) for part in made):
                 return made
-            if np.ndim(made) or not isinstance(made, (int, float, np.number, np.ndarray)):
+            if np.ndim(made) or np.iscomplexobj(made) or not isinstance(made, (int, float, np.number, np.ndarray)):
                 raise SettingError(f"metric {name}: the function gave {what_is(made)}; need a number")
-            return float(made)
+            try:
+                return float(made)
+            except OverflowError:
+                text = (
+                    f"metric {name}: the function gave a whole number beyond the range of float64; need a smaller one"
+                )
+                raise SettingError(text) from None
 
         found = measured(slice(None))
         value = _ratio(*found) if isinstance(found, tuple) else found

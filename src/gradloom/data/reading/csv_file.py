@@ -189,7 +189,7 @@ class _Reading:
             if not differ.any():
                 continue
             row = int(np.argmax(differ))
-            if set(old.units) - {"", "%"} and (abs(was[differ]) >= 1).all():
+            if set(old.units) - {"", "%"}:
                 self.cells[i] = new
                 new.commas = f"commas cut thousands, because of the currency sign: {now[row]:.15g}, not {was[row]:.3f}"
             else:

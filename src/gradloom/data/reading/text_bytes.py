@@ -39,6 +39,11 @@ def encoding_of(name: object) -> str:
     return UTF_8 if found.name == "utf-8-sig" else found.name
 
 
+def by_mark(start: bytes, otherwise: str) -> tuple[bytes, str]:
+    """The byte order mark with which a text begins, and the encoding that it names: b"" and `otherwise` without one."""
+    return next(((mark, name) for mark, name in _MARKS if start.startswith(mark)), (b"", otherwise))
+
+
 def is_text_file(data: object) -> bool:
     """Whether it is the path of a file that is read as text, such as .csv; no folder, idx, .npz or .parquet file."""
     if not isinstance(data, (str, os.PathLike)):
@@ -69,7 +74,7 @@ def utf_8_pieces(path: str | os.PathLike[str], encoding: str) -> Iterator[tuple[
         read = _read(file, max(_PIECE, 8))
         if read.startswith(_ARCHIVES):
             raise spreadsheet(path, "a ZIP or Office file, such as .xlsx, not a text")
-        mark, encoding = next(((mark, name) for mark, name in _MARKS if read.startswith(mark)), (b"", encoding))
+        mark, encoding = by_mark(read, encoding)
         read = read[len(mark) :]
         decoder = codecs.getincrementaldecoder(encoding)()
         while True:
