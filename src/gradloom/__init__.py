@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from .base.starting import end_on_signals, is_command
-
-if is_command():
-    end_on_signals()  # before the other imports
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -77,18 +77,8 @@ def test_what_a_callback_loses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("module", ["gradloom.base.habits", "gradloom.cli.start", "click"])
-def test_while_the_command_itself_is_imported(tmp_path: Path, module: str, number: int) -> None:
-    assert run(tmp_path, module, "plainly", number, *COMMAND, "--version") == (128 + number, "", INTERRUPTED)
-
-
-@pytest.mark.parametrize("module", ["gradloom.base.habits", "click"])
-def test_while_an_installed_script_starts(tmp_path: Path, module: str) -> None:
-    script = tmp_path / "gradloom-script"
-    script.write_text(
-        "import sys\nfrom gradloom.cli.start import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
-    )
-    assert run(tmp_path, module, "plainly", signal.SIGINT, script, "--version") == (130, "", INTERRUPTED)
+def test_while_the_command_itself_is_imported(tmp_path: Path, number: int) -> None:
+    assert run(tmp_path, "click", "plainly", number, *COMMAND, "--version") == (128 + number, "", INTERRUPTED)
 
 
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
@@ -98,12 +88,3 @@ def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     )
     code, out, err = run(tmp_path, "click", "plainly", signal.SIGINT, "-c", text, "--version")
     assert (code, err) == (0, "") and out.startswith("gradloom ")
-
-
-@pytest.mark.parametrize("words", [("-c", "import gradloom"), ("-m", "program", "gradloom")])
-def test_a_program_that_imports_the_package_keeps_its_handlers(tmp_path: Path, words: tuple[str, ...]) -> None:
-    (tmp_path / "program").mkdir()
-    (tmp_path / "program" / "__init__.py").write_text("import gradloom\n")
-    (tmp_path / "program" / "__main__.py").touch()
-    code, out, err = run(tmp_path, "gradloom.base.habits", "plainly", signal.SIGINT, *words)
-    assert code == -signal.SIGINT and out == "" and err.endswith("KeyboardInterrupt\n"), err

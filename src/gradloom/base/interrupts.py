@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -51,6 +52,28 @@ def interrupt(number: int) -> KeyboardInterrupt:
 def number_of(stop: BaseException | None) -> int:
     """The signal that raised this; SIGINT for any other KeyboardInterrupt, and where nothing was raised."""
     return stop.number if isinstance(stop, Terminated) else signal.SIGINT
+
+
+def end_at_once(number: int, frame: FrameType | None) -> None:
+    """A handler that ends the process with one line. Nothing but imports has run, in which an exception may be lost."""
+    try:
+        os.write(2, b"gradloom: interrupted\n")
+    finally:  # also where stderr is closed
+        os._exit(128 + number)
+
+
+def has_default(number: int) -> bool:
+    """Whether a signal has Python's own handler, or that of the start. An ignored one stays ignored."""
+    default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    return signal.getsignal(number) in (default, end_at_once)
+
+
+def end_on_signals() -> None:
+    """Until the command sets its own handlers, a signal ends the process. Other threads than the main one get none."""
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if has_default(number):
+                signal.signal(number, end_at_once)
 
 
 class Raising:

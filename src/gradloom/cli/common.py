@@ -21,7 +21,6 @@ from ..base.exit_codes import Exit, of_signal
 from ..base.finetune_options import FinetuneOutput, PlacingOptions
 from ..base.messages import log
 from ..base.reasons import reason_of, remedy_of
-from ..base.starting import has_default
 from ..base.terminal import shown_on, to_stderr
 from ..base.training_options import DeviceOptions, MemoryOptions, RankOptions
 from .parser import Option
@@ -304,7 +303,7 @@ def signals(lasting: bool) -> Iterator[None]:
     old: interrupts.Handlers = {}
     if threading.current_thread() is threading.main_thread():  # elsewhere no signal arrives
         for number in interrupts.SIGNALS:
-            if has_default(number):
+            if interrupts.has_default(number):
                 old[number] = signal.signal(number, _handler)
     try:
         with _handler.sending_lost_again():

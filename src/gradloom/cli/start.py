@@ -7,7 +7,7 @@ import sys
 
 from ..base.exit_codes import Exit, of_signal
 from ..base.extras import broken_requirement
-from ..base.starting import end_on_signals
+from ..base.interrupts import end_on_signals
 
 
 def main() -> int:
