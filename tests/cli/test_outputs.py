@@ -17,10 +17,13 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from gradloom.base.errors import FileError
 from gradloom.cli import common
 from gradloom.cli.main import main
 from gradloom.cli.model import load_model
 from gradloom.files import load_arrays, read_together
+from gradloom.llm.finetune import Run
+from gradloom.runs.folder import read_run
 from gradloom.tables.perceptron import perceptron
 from tests import processes
 from tests.cli.command import FILES, run
@@ -594,6 +597,53 @@ def test_stderr_that_takes_nothing(tmp_path, language, redirection):
     assert code == 0 and json.loads(out.splitlines()[-1])["prompt"] == "the"
     assert shell(redirection, "fit", "nowhere.csv", "--out", tmp_path / "out")[:2] == (2, "")
     assert shell(redirection, "fit", "--no-such-option")[:2] == (2, "")
+
+
+def full(path, *_, **__):
+    raise FileError(f"{path}: cannot be written: no space left on device")
+
+
+@pytest.mark.parametrize("command", ["fit", "finetune"])
+def test_a_last_checkpoint_that_cannot_be_written(command, capsys, tmp_path, monkeypatch, language):
+    """Exit code, JSON and run.json agree; the result is saved all the same."""
+    monkeypatch.setattr("gradloom.runs.checkpoint.write_checkpoint", full)
+    folder, out = tmp_path / "a", tmp_path / "a"
+    words = (DIGITS, "--epochs", 1, "--hidden", "4")
+    if command == "finetune":
+        folder, out = tmp_path / "a.run", tmp_path / "a.gguf"
+        words = (*language, "--context", 32, "--steps", 2, "--val-split", 0)
+    code, stdout, err = run(capsys, command, *words, "--out", out, "--json")
+    result, about = json.loads(stdout), read_run(folder)
+    assert code == 2 and result["interrupted"] is False and "was not saved; it has no checkpoint" in err
+    assert about["state"] == "failed" and about["error"].startswith("FileError: the checkpoint of step ")
+    assert about["error"].endswith(f"{folder / 'checkpoints'}: cannot be written: no space left on device")
+    if command == "fit":
+        assert belong_together(out) == result and "test_loss" in result
+        assert f"FileError: {result['ending'].removeprefix('stopped: ')}" == about["error"]
+        load_model(out)
+    else:
+        assert out.exists() and result["out"] == str(out)
+    monkeypatch.undo()
+    assert run(capsys, command, *words, "--out", out, "--json")[0] == 0
+    assert read_run(folder)["state"] == "finished" and "error" not in read_run(folder)
+
+
+@pytest.mark.parametrize("command", ["fit", "finetune"])
+def test_a_result_that_cannot_be_saved(command, capsys, tmp_path, monkeypatch, language):
+    """The run is marked as failed; it can be resumed when there is room."""
+    folder, out, words = tmp_path / "a", tmp_path / "a", (DIGITS, "--epochs", 1, "--hidden", "4")
+    monkeypatch.setattr("gradloom.tables.saving.save", lambda model, path: full(path))
+    if command == "finetune":
+        folder, out = tmp_path / "a.run", tmp_path / "a.gguf"
+        words = (*language, "--context", 32, "--steps", 2, "--val-split", 0)
+        monkeypatch.setattr(Run, "save", lambda self, path: full(path))
+    code, stdout, err = run(capsys, command, *words, "--out", out, "--json")
+    assert (code, stdout) == (2, "") and "cannot be written: no space left on device" in err.splitlines()[-1]
+    about = read_run(folder)
+    assert about["state"] == "failed" and f"FileError: {out}" in about["error"] and about["step"] > 0
+    monkeypatch.undo()
+    assert run(capsys, command, *words, "--out", out, "--resume")[0] == 0
+    assert read_run(folder)["state"] == "finished" and "error" not in read_run(folder)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -18,6 +19,7 @@ from gradloom.llm.finetune import Run
 from gradloom.llm.plan import plan
 from gradloom.run import budget
 from tests.llm.random_models import rows_of, write
+from tests.processes import environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +34,7 @@ def short_curve(request, monkeypatch):
     """The curve of memory and time takes most of the time of a plan: the tests about it alone compute it, and those of
     the command, which prints it."""
     if "capsys" not in request.fixturenames and "curve" not in request.function.__name__:
-        one = lambda run: [(run.plan.peak_bytes, 1.0)]  # noqa: E731
+        one = lambda run: [(run.plan.peak_bytes, 1.0, 0)]  # noqa: E731
         monkeypatch.setattr(sys.modules[plan.__module__], "memory_curve", one)
 
 
@@ -439,8 +441,34 @@ def test_budgets_of_the_curve_are_those_of_a_new_process(path, monkeypatch):
     found = dataclasses.replace(plan(load(path), context=24), base=100 << 20, curve=((64 << 20, 1.0), (32 << 20, 1.1)))
     monkeypatch.setattr(budget, "arena_was_used", lambda: True)
     assert found.budget(32 << 20) == found.budget(32 << 20, is_first=True) - (12 << 20)
-    shown = memory.show_bytes(found.budget(32 << 20, is_first=True))
+    found = dataclasses.replace(found, held=120 << 20, left=0)  # what planning leaves counts, as for a budget
+    least = (120 << 20) + (32 << 20) + found.copied + (16 << 20)
+    assert [most for most, _ in found.curve_budgets()] == [budget.about(least + (32 << 20)), budget.about(least)]
+    shown = memory.show_bytes(budget.about(least))
     assert f"{shown} x1.10" in dict(found.lines())["memory and time"]
+    assert found.report_programs()["curve"] == found.curve_budgets()
+
+
+@pytest.mark.slow
+def test_budgets_of_the_curve_are_accepted(tmp_path):
+    """By `plan` and `finetune`, each in a process of its own."""
+    from examples.random_gguf import write_random
+
+    write_random(tmp_path / "m.gguf", kind="q8_0", layers=8, width=128, heads=4, kv_heads=2, ffn=512, vocab=1024)
+    (tmp_path / "t.txt").write_text("\n\n".join(f"the cat sat on mat {i}" for i in range(40)))
+    words = [str(tmp_path / "m.gguf"), str(tmp_path / "t.txt"), "--context", "128"]
+
+    def command(*words):
+        line = [sys.executable, "-m", "gradloom", *words]
+        return subprocess.run(line, env=environment(), capture_output=True, text=True, check=False)
+
+    said = command("plan", *words).stdout
+    budgets = re.findall(r"([0-9.]+) MiB x", said)
+    assert len(budgets) > 2, said
+    for most in (budgets[0], budgets[-1]):
+        for name, more in (("plan", ()), ("finetune", ("--steps", "1", "--out", str(tmp_path / "a.gguf")))):
+            done = command(name, *words, *more, "--memory", f"{most}MiB")
+            assert done.returncode == 0, done.stderr
 
 
 def test_rows_of_the_curve_do_not_depend_on_what_the_process_holds(path):

@@ -96,8 +96,8 @@ def test_a_deep_network_needs_the_square_root_of_its_layers() -> None:
 
 def test_more_memory_is_never_slower_along_the_curve() -> None:
     curve = Budget(deep(30), plan_of, seconds).curve()
-    bytes, times = zip(*curve, strict=True)
-    assert len(curve) == 5 and times[0] == 1
+    bytes, times, clones = zip(*curve, strict=True)
+    assert len(curve) == 5 and times[0] == 1 and clones[0] == 0 and min(clones[1:]) > 0
     assert list(bytes) == sorted(bytes, reverse=True) and list(times) == sorted(times)
 
 

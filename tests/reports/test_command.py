@@ -38,11 +38,12 @@ def test_the_command_writes_a_map_of_each_program(
     capsys: pytest.CaptureFixture[str], browser: Browser, model: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "plan.html"
-    code, out, err = run(capsys, "plan", model, "--context", 24, "--threads", 1, "--html", page)
+    rows = ("--batch-size", 256, "--micro-batch-size", 256)  # several huge pages: with one the curve is a point
+    code, out, err = run(capsys, "plan", model, "--context", 24, "--threads", 1, *rows, "--html", page)
     assert code == 0, err
     assert "activations" in out
     names = titles(page)
-    planned = plan(load(model), None, context=24, threads=1)
+    planned = plan(load(model), None, context=24, threads=1, batch_size=256, micro_batch_size=256)
     assert names[0] == "Memory" and len(names) == 1 + len(planned.programs) == 1 + len(embedded(page.read_text()))
     assert names[1].startswith("Training step: rows i32[") and names[-1].startswith("Forward pass")
     browser.open(page)

@@ -108,7 +108,7 @@ def test_a_disk_that_fills_while_a_run_trains_and_has_room_later(disk, capfd):
     with pytest.raises(gl.FileError, match="holds a run that has not finished"):  # its checkpoints are not lost
         fit(disk / "run")
     is_whole(fit(disk / "run", resume=True))
-    assert read_run(disk / "run")["state"] == "finished"
+    assert read_run(disk / "run")["state"] == "finished" and "error" not in read_run(disk / "run")
 
 
 def test_an_older_run_stays_when_nothing_of_the_new_one_can_be_saved(disk, capfd):
@@ -139,6 +139,42 @@ def test_files_that_may_not_grow(tmp_path, bytes):
     assert "its end (step 12) was not saved; it has no checkpoint" in done.stderr
     run = read_run(tmp_path / "run")
     assert run is None or run["state"] != "finished"
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_written_records_the_file(tmp_path, monkeypatch):
+    def full(path, *_, **__):
+        raise gl.FileError(f"{path / 'step.safetensors'}: cannot be written: no space left on device")
+
+    monkeypatch.setattr("gradloom.runs.checkpoint.write_checkpoint", full)
+    is_whole(fit(tmp_path / "run"))
+    about = read_run(tmp_path / "run")
+    what = "FileError: the checkpoint of step 12 was not saved, there is none before it"
+    file = tmp_path / "run" / "checkpoints" / "step.safetensors"
+    assert about["state"] == "failed"
+    assert about["error"] == f"{what}: {file}: cannot be written: no space left on device"
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_run_whose_result_cannot_be_saved(tmp_path, is_lost):
+    """It is marked as failed; an older run that it has not replaced stays as it is."""
+    with RunFolder(tmp_path / "run", "loop") as older:
+        older.checkpoints.save(1, {"a.b": 1}, {})
+    before = read_run(tmp_path / "run")
+    with RunFolder(tmp_path / "run", "loop") as folder:
+        if is_lost:
+            folder.checkpoints.save(2, {"a.b": 1}, {"digest": 0}, digests=lambda: 1 / 0)
+        else:
+            folder.checkpoints.save(2, {"a.b": 1}, {})
+    assert (folder.failure is not None) == is_lost
+    folder.fail(gl.FileError("model: cannot be written"))
+    about = read_run(tmp_path / "run")
+    if is_lost:
+        assert about == before
+    else:
+        assert (about["state"], about["step"]) == ("failed", 2)
+        assert about["error"] == "FileError: model: cannot be written"
+        folder.fail(gl.FileError("another"))
+        assert read_run(tmp_path / "run")["error"] == about["error"]
 
 
 def test_a_checkpoint_counts_where_only_run_json_cannot_be_written(tmp_path, capfd, monkeypatch):

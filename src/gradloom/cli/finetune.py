@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..base.exit_codes import Exit
 from ..base.json_documents import FINETUNE
 from ..base.memory import resident_peak, show_bytes
 from ..base.terminal import plural
@@ -173,6 +174,7 @@ def _settings(run: Run, use: Any, inputs: Inputs) -> bytes:
 
 def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
     from ..llm.memory_plan import device_report
+    from ..runs.saver import failure_of
 
     before = resident_peak()
     with uninterrupted() as interruptible:
@@ -197,7 +199,9 @@ def _train(run: Run, planned: MemoryPlan, use: Any) -> int:
     columns(_summary(run, planned, use, report), sys.stderr if use.json else None)
     if use.json and not is_quiet():
         print(json_text(FINETUNE, report))
-    return 0 if interruption is None else exit_code(interruption)
+    if interruption is not None:
+        return exit_code(interruption)
+    return Exit.DONE if failure_of(run.saver) is None else Exit.REFUSED
 
 
 def _train_until_it_ends(run: Run, use: Any, interruptible: Any) -> KeyboardInterrupt | None:
@@ -232,8 +236,10 @@ def _save(run: Run, use: Any) -> None:
     from ..llm.input_digest import digest
     from ..parallel.agree import is_root
     from ..runs.folder import note_output
+    from ..runs.saver import saving_result
 
-    run.save(use.out)
+    with saving_result(run.saver):
+        run.save(use.out)
     if is_root(run.ranks) and use.run is not None:
         try:
             note_output(use.run, os.path.abspath(use.out), digest(use.out))

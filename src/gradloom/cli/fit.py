@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..base.exit_codes import Exit
 from ..base.fit_options import FitOptions, Group
 from ..base.json_tables import FIT
 from ..base.options import values_of
@@ -116,6 +117,7 @@ def _train_and_save(job: FitJob, path: str, report: str) -> int:
     from ..base.errors import GradloomError, NonFiniteError, TrainError
     from ..files import together
     from ..parallel.agree import is_root
+    from ..runs.saver import failure_of, saving_result
     from ..tables.saving import save
 
     optimizer = optimizer_of(job)
@@ -147,8 +149,10 @@ def _train_and_save(job: FitJob, path: str, report: str) -> int:
         bad = not_finite(job.net.state_dict())
         if bad and stop is None:
             stop = NonFiniteError("the last step made weights that are not finite; a smaller learning rate may help")
+        saver = job.watch.saver
+        failed = failure_of(saver) if stop is None else stop
         done = f"stopped after {job.use.stop_after}" if job.time_is_up else "done"
-        ending = done if stop is None else "interrupted" if interrupted else f"stopped: {stop}"
+        ending = done if failed is None else "interrupted" if interrupted else f"stopped: {failed}"
         result = measure(job, seconds) | more
         result |= {"steps": steps, "ending": ending, "interrupted": interrupted, "model": path}
         which = "weights so far" if interrupted or stop is None else "weights before the failed step"
@@ -157,7 +161,7 @@ def _train_and_save(job: FitJob, path: str, report: str) -> int:
             kept = f"nothing is saved: {bad}"
         elif is_root(job.ranks):
             try:
-                with together(job.use.out):
+                with saving_result(saver), together(job.use.out):
                     save(job.model(ending, result), path)
                     write_result(report, result)
             except GradloomError as error:
@@ -173,7 +177,7 @@ def _train_and_save(job: FitJob, path: str, report: str) -> int:
             stop, interrupted = error, True
             result["interrupted"] = True
         if is_root(job.ranks):
-            with uninterrupted(), together(job.use.out):  # the model, now with the scores of the test rows
+            with uninterrupted(), saving_result(saver), together(job.use.out):  # now with the scores of the test rows
                 save(job.model(ending, result), path)
                 write_result(report, result)
     if interrupted:
@@ -188,7 +192,7 @@ def _train_and_save(job: FitJob, path: str, report: str) -> int:
             summarise(job, result)
         if job.use.json:
             print(json_text(FIT, result))
-    return exit_code(stop) if interrupted else 0
+    return exit_code(stop) if interrupted else Exit.DONE if failed is None else Exit.REFUSED
 
 
 def optimizer_of(job: FitJob) -> Any:

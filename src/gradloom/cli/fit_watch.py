@@ -9,6 +9,7 @@ from typing import Any
 from ..files.toml_file import parse_toml
 from ..runs.events import Contribution
 from ..runs.identity import FILES
+from ..runs.saver import Saver
 from ..train.callbacks import Callback
 from ..train.history import row_of
 from ..train.result import EpochResult
@@ -72,6 +73,12 @@ class Watch(RunInputs):
         self.loop = loop
         self.announce()
         raise_lost_signal()
+
+    @property
+    def saver(self) -> Saver | None:
+        """That of the run, from its begin on."""
+        subscribers = () if self.loop is None else self.loop.subscribers
+        return next((each for each in subscribers if isinstance(each, Saver)), None)
 
     @property
     def epochs(self) -> list[EpochResult]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ..base.html import html_table
@@ -11,12 +11,12 @@ from ..base.pages import Pages
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes
-from ..run.budget import with_reserve
+from ..run.budget import about, with_reserve
 from ..train.duration import Duration, approximate
 from .gpu_layers import GpuLayers
 
 # Reported by other functions, or not at all
-APART = ("on_device", "layers", "transfers", "transferred", "duration", "curve", "programs")
+APART = ("on_device", "layers", "transfers", "transferred", "duration", "curve", "programs", "held")
 PLAIN = ("threads", "steps", "recompute_overhead", "device")  # no numbers of bytes
 ON_DEVICE = {
     "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
@@ -64,6 +64,7 @@ class MemoryPlan(Pages):
                    callbacks and averages; tensors of the file that only the pass of reference log-probabilities reads
     programs       the plans, on several devices the schedules, of all programs
     left           of `plan`: memory that planning leaves in the process, as the run does, on top of `need`
+    held           of `plan`: resident memory when the programs are planned and none has run
     """
 
     weights: int
@@ -93,6 +94,7 @@ class MemoryPlan(Pages):
     curve: tuple[tuple[int, float], ...] = field(default=(), compare=False)
     copied: int = field(default=0, compare=False)
     left: int = field(default=0, compare=False)
+    held: int = field(default=0, compare=False)
     teacher: int = 0
     programs: tuple[Plan | Schedule, ...] = field(default=(), compare=False, repr=False)
 
@@ -139,6 +141,13 @@ class MemoryPlan(Pages):
         """The least `memory` of a run that needs `need` bytes, by default this one. is_first: with_reserve."""
         need = self.need if need is None else need
         return with_reserve(self._peak(need), self.base, is_first)
+
+    def curve_budgets(self) -> list[tuple[int, float]]:
+        """(`memory` that a new process accepts, relative time of a step) of each point of `curve`."""
+        then = replace(self, base=max(self.base, self.held), left=0)  # as the check of a budget counts
+        needs = [max(need, self.during_teacher) for need, _ in self.curve]
+        budgets = [about(then.budget(need, is_first=True)) for need in needs]
+        return [(budget, time) for budget, (_, time) in zip(budgets, self.curve, strict=True)]
 
     @property
     def fits(self) -> bool:
@@ -209,7 +218,7 @@ class MemoryPlan(Pages):
             )
         if self.available is not None:
             rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
-        points = {show_bytes(need): (self.budget(need, is_first=True), time) for need, time in self.curve}
+        points = dict(zip((show_bytes(need) for need, _ in self.curve), self.curve_budgets(), strict=True))
         if len(points) > 1:
             shown = ", ".join(f"{show_bytes(budget)} x{time:.2f}" for budget, time in points.values())
             rows.append((CURVE, f"{shown}: --memory, and time of a step"))
@@ -224,9 +233,8 @@ class MemoryPlan(Pages):
 
     def report_programs(self) -> dict[str, Any]:
         """For the page of the plan: the arguments of report.plan_page.Programs."""
-        curve = [(self.budget(need, is_first=True), time) for need, time in self.curve]
-        about = [line for line in self.lines() if line[0] != CURVE]  # which is drawn
-        return {"plans": self.programs, "about": about, "curve": curve}
+        rest = [line for line in self.lines() if line[0] != CURVE]  # which is drawn
+        return {"plans": self.programs, "about": rest, "curve": self.curve_budgets()}
 
     def _reading(self) -> str:
         return ", while the data was read" if self.reading == self.total else ""

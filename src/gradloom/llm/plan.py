@@ -24,7 +24,7 @@ from ..base.training_options import RankOptions
 from ..graph.numbers import addressable
 from ..optim.moments import FULL_BITS
 from ..parallel.agree import is_root
-from ..run.budget import check_places, resident_when_settled
+from ..run.budget import HUGE, STEP_BYTES, check_places, resident_when_settled
 from ..run.compile import memory_curve
 from ..run.cpu_backend import release_arena
 from .arguments import adapter_of, data_arguments, refuse_settings
@@ -115,8 +115,9 @@ def plan(
     job = within("plan", job, use.memory, base, reading)
     tuning, source = planned(job)
     found = memory_of(tuning, data is None or "tokenizer" in vars(model), there)
+    held = resident_when_settled()
     duration = duration_of(tuning, source) if found.fits else None
-    found = replace(found, layers=job.layers, base=base, reading=reading, duration=duration)
+    found = replace(found, layers=job.layers, base=base, reading=reading, duration=duration, held=held)
     left = max(resident_when_settled() - base - found.process, 0)
     return replace(found, left=left, curve=_curve(job, tuning, found))
 
@@ -129,8 +130,13 @@ def _curve(job: TuningJob, tuning: Tuning, found: MemoryPlan) -> tuple[tuple[int
     if job.arena is not None:  # without clones
         tuning = planned(replace(job, arena=None))[0]
     largest = max(tuning.trainer.compiled, key=lambda step: step.run.plan.peak_bytes)
-    others = found.need - found.planned
-    return tuple((others + bytes, time) for bytes, time in memory_curve(largest.run))
+    others, scratch = found.need - found.planned - -found.arena % HUGE, found.planned - found.arena
+    points = list[tuple[int, float]]()
+    for bytes, time, clones in memory_curve(largest.run):
+        need = others + bytes + -(bytes - scratch) % HUGE + STEP_BYTES * clones
+        if not points or need < points[-1][0]:  # the arena takes whole huge pages
+            points.append((need, time))
+    return tuple(points)
 
 
 def base_bytes() -> int:

@@ -429,13 +429,15 @@ class Budget:
         made = self.made()
         return made if made[1].peak_bytes < self.whole.peak_bytes else (self.program, self.whole)
 
-    def curve(self) -> list[tuple[int, float]]:
-        """(peak bytes, relative time) of at most CURVE plans, from the fastest to the smallest. Those in between are
-        estimates, which differ from their plans by about a hundredth."""
+    def curve(self) -> list[tuple[int, float, int]]:
+        """(peak bytes, relative time, number of clones) of at most CURVE plans, from the fastest to the
+        smallest. Those in between are estimates, which differ from their plans by about a hundredth."""
         least, whole = self.smallest[1], self.whole.peak_bytes
-        points = [(whole, 1.0)]
+        points = [(whole, 1.0, 0)]
         for k in range(1, CURVE - 1):
             target = whole - (whole - least.peak_bytes) * k // (CURVE - 1) - self.more
             if choose(self.lives, target):
-                points.append((self.lives.peak() + self.more, 1 + self.lives.cost / self.lives.seconds))
-        return sorted({*points, (least.peak_bytes, 1 + least.recomputed.overhead)}, reverse=True)
+                time = 1 + self.lives.cost / self.lives.seconds
+                points.append((self.lives.peak() + self.more, time, len(self.lives.cloned())))
+        smallest = least.peak_bytes, 1 + least.recomputed.overhead, least.recomputed.nodes
+        return sorted({*points, smallest}, reverse=True)

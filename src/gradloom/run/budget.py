@@ -35,7 +35,7 @@ RESERVE_BYTES, RESERVE_SHARE = 16 << 20, 0.03
 LATER_RESERVE_BYTES = 4 << 20  # in place of RESERVE_BYTES once programs have run: libraries and threads are there
 
 FAR = 1.1  # times a budget: smaller steps do not help where as much is needed besides them
-ABOUT_BYTES, ABOUT_SHARE = 1 << 20, 0.01  # that an error adds to the least budget, which is measured anew each time
+ABOUT_BYTES, ABOUT_SHARE = 1 << 20, 0.01  # see about()
 FEWER_THREADS = "fewer threads"
 KEPT_BY_RESUME = "a resumed run keeps its rows, its precision and its model"
 HERE = {"backend": PLANNED + "cpu"}  # options of gl.compile, of programs that are only planned
@@ -119,6 +119,11 @@ def nearest(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | None:
     return candidates[high]
 
 
+def about(total: int) -> int:
+    """A budget that is enough where `total` bytes are the least, which are measured anew each time."""
+    return total + ABOUT_BYTES + int(ABOUT_SHARE * total)
+
+
 def too_small(
     who: str, most: int, total: int, hint: Hint = NO_HINT, included: str = "", rows: Mapping[str, object] = NOTHING
 ) -> BudgetError:
@@ -126,7 +131,7 @@ def too_small(
 
     total: the least bytes; included: parts of them, in words; rows: the setting, with its number of rows computed at
     once, to which they belong."""
-    least = total + ABOUT_BYTES + int(ABOUT_SHARE * total)
+    least = about(total)
     with_rows = "".join(f" with {{{name}}} {size}" for name, size in rows.items())
     text = f"{{memory}}: must be at least about {show_above(least, most)}{included}{with_rows}{hint[0]}"
     error = BudgetError(text, {"memory": show_bytes(most), **dict.fromkeys([*rows, *hint[1]], ...)}, place=who)

@@ -161,9 +161,9 @@ def _checked_values(outputs: Value | Sequence[Value], updates: Sequence[Value]) 
     return values
 
 
-def memory_curve(run: Any) -> list[tuple[int, float]]:
-    """(bytes of arena and scratch, time relative to the first) of a program that is planned for the CPU, without a
-    budget and with ever smaller ones; see plan/recomputed.py."""
+def memory_curve(run: Any) -> list[tuple[int, float, int]]:
+    """(bytes of arena and scratch, time relative to the first, instructions that are computed again) of a program that
+    is planned for the CPU, without a budget and with ever smaller ones; see plan/recomputed.py."""
     one = backend_of("null:cpu", run.switches)
     plans = Budget(run.program, lambda made: plan_for(one, made, run.switches), lambda n: node_seconds(n, TYPICAL))
     return plans.curve()

@@ -69,6 +69,7 @@ class Checkpoints:
         self._number: int | None = None  # of the newest checkpoint; None: the folder was not looked at yet
         self.last: int | None = None  # the step of the last checkpoint that was written or read
         self.lost: int | None = None  # the step of the newest state, where it could not be written
+        self.failure: GradloomError | None = None  # of the last state that could not be written
         self._closed = False
 
     @property
@@ -143,8 +144,9 @@ class Checkpoints:
             if self.last == step:
                 seen = f"the checkpoint of step {step} was saved; an error followed"
             text = f"{seen}: {reason(error)}"
+            self.failure = FileError(text) if isinstance(error, FileError) else TrainError(text)
             if self.on_error == "stop":
-                self._error = FileError(text) if isinstance(error, FileError) else TrainError(text)
+                self._error = self.failure
             else:
                 self._print(text)
         finally:

@@ -29,7 +29,7 @@ import numpy as np
 from ..base.arguments import as_bool
 from ..base.clock import utc
 from ..base.described import Described, parse_object
-from ..base.errors import DataError, FileError, SettingError
+from ..base.errors import DataError, FileError, GradloomError, SettingError
 from ..base.json_facts import RUN
 from ..base.locks import Lock
 from ..base.reasons import unwritten
@@ -91,6 +91,7 @@ class RunFolder:
         self._print = on_line
         self._lock = Lock()  # of the files' places
         self._marked = self._ended = False
+        self.failure: GradloomError | None = None  # the training is done, its last checkpoint could not be written
         self._about: dict[str, Any] = {"kind": kind, "state": "running", "begun": _now(), "ended": None}
         self._about |= {"step": 0, "epoch": 0, "latest": {}, "best": {}, "versions": _versions(), "went_on": []}
         self._claim = contextlib.ExitStack()
@@ -260,7 +261,8 @@ class RunFolder:
         """The run has ended: finished, interrupted or failed. Wait for the writer of checkpoints, update run.json
         (error: of a run that failed; numbers: as for `note`) and release the folder. A run that has written nothing
         leaves nothing, and the old run stays. A finished run whose last checkpoint could not be written is marked as
-        failed, and a line is printed: it can be resumed from the one before. Only the first call has an effect."""
+        failed, `failure` has the error, and a line is printed: it can be resumed from the one before. Only the first
+        call has an effect."""
         if state not in STATES[1:]:
             raise SettingError(setting="state", seen=state, need=f"one of {', '.join(STATES[1:])}")
         if self._ended:
@@ -276,21 +278,32 @@ class RunFolder:
                     last = self.checkpoints.last
                     newest = "it has no checkpoint" if last is None else f"its newest checkpoint is that of step {last}"
                     self._print(f"{self.shown}: the training is done, its end (step {lost}) was not saved; {newest}")
-                    state = "failed"
+                    state, self.failure = "failed", self.checkpoints.failure
                 self._about |= {"state": state, "ended": _now()}
-                if error is not None and state == "failed":
-                    self._about["error"] = in_one_line(f"{type(error).__name__}: {error}", _LONGEST_ERROR)
+                if state == "failed" and (why := error or self.failure) is not None:
+                    self._about["error"] = _text_of(why)
                 try:
                     saved = self._staged and bool(manifests(self._place / "checkpoints")[0])  # not in its place yet
                     if saved or (self._staged and self._marked and state == "finished"):  # its result is to come
                         self._write()
                         replace_old(self.folder)
+                        self._staged = False
                     elif self._staged:
                         remove(self.folder / NEW, everything=True)
                     elif self._marked or (self.resumed is not None and state == "finished"):  # nothing was left to do
                         self._write()
                 except (OSError, FileError, MemoryError) as error:
                     self._print(f"{self.shown}: run.json cannot be written: {reason(error)}")
+
+    def fail(self, error: BaseException) -> None:
+        """Mark the run, which has ended, as failed: its result could not be saved. The error of a run that is marked
+        already stays, and so does an older run that this one has not replaced."""
+        with self._lock:
+            if not self._staged:
+                self._about["state"] = "failed"
+                self._about.setdefault("error", _text_of(error))
+                if (why := self._try_write()) is not None:
+                    self._print(f"{self.shown}: run.json cannot be written: {why}")
 
     def __enter__(self) -> RunFolder:
         return self
@@ -302,6 +315,10 @@ class RunFolder:
             self.end("finished")
         else:
             self.end("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed", error)
+
+
+def _text_of(error: BaseException) -> str:
+    return in_one_line(f"{type(error).__name__}: {error}", _LONGEST_ERROR)
 
 
 def _now() -> str:

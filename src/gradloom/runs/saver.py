@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import as_bool, as_whole
-from ..base.errors import NonFiniteError, SettingError, TrainError
+from ..base.errors import GradloomError, NonFiniteError, SettingError, TrainError
 from ..base.interrupts import Held, held_back
 from ..base.interval import as_interval
 from ..base.memory import present
@@ -377,6 +377,22 @@ class Saver(Subscriber):
             self._state = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
         if self.folder is not None:
             self.folder.end(self._state, error)
+
+
+def failure_of(saver: Saver | None) -> GradloomError | None:
+    """The error of the last checkpoint of a run that is done; None where it was written."""
+    return None if saver is None or saver.folder is None else saver.folder.failure
+
+
+@contextlib.contextmanager
+def saving_result(saver: Saver | None) -> Iterator[None]:
+    """Inside, the result of a run that has ended is saved: an error marks the run as failed."""
+    try:
+        yield
+    except (GradloomError, OSError) as error:
+        if saver is not None and saver.folder is not None:
+            saver.folder.fail(error)
+        raise
 
 
 def _other_length(kind: str, identity: Identity, before: int, steps: int, need: str) -> str:
