@@ -149,8 +149,7 @@ def _train_and_save(job: FitJob, path: str, report: str) -> int:
         bad = not_finite(job.net.state_dict())
         if bad and stop is None:
             stop = NonFiniteError("the last step made weights that are not finite; a smaller learning rate may help")
-        saver = job.watch.saver
-        failed = failure_of(saver) if stop is None else stop
+        failed = failure_of(job.watch.saver) if stop is None else stop
         done = f"stopped after {job.use.stop_after}" if job.time_is_up else "done"
         ending = done if failed is None else "interrupted" if interrupted else f"stopped: {failed}"
         result = measure(job, seconds) | more
@@ -161,7 +160,7 @@ def _train_and_save(job: FitJob, path: str, report: str) -> int:
             kept = f"nothing is saved: {bad}"
         elif is_root(job.ranks):
             try:
-                with saving_result(saver), together(job.use.out):
+                with saving_result(job.watch.saver), together(job.use.out):
                     save(job.model(ending, result), path)
                     write_result(report, result)
             except GradloomError as error:
@@ -177,7 +176,7 @@ def _train_and_save(job: FitJob, path: str, report: str) -> int:
             stop, interrupted = error, True
             result["interrupted"] = True
         if is_root(job.ranks):
-            with uninterrupted(), saving_result(saver), together(job.use.out):  # now with the scores of the test rows
+            with uninterrupted(), saving_result(job.watch.saver), together(job.use.out):  # with the test scores
                 save(job.model(ending, result), path)
                 write_result(report, result)
     if interrupted:
