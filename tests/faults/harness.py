@@ -42,7 +42,7 @@ CHANGING = re.compile("seconds|rows_per_second|peak_bytes|planned_bytes|test_|ba
 
 TUNE = ["finetune", "m.gguf", "t.txt", "--context", 16, "--batch-size", 2, "--steps", 2, "--threads", 2]
 LORA = [*TUNE, "--rank", 2]
-SAVED = re.compile("the weights before the failed step are in|the weights before it are in")
+SAVED = re.compile("the weights before the failed step are in|the weights before it are in|its end .* was not saved")
 COMMIT, OURS = ".gradloom.commit", ".gradloom."  # names that files/commit.py and files/lock.py give
 COMMANDS: dict[str, list[Any]] = {  # the last two words make the old outputs and the new ones differ
     "fit": ["fit", "t.csv", "--epochs", 2, "--hidden", 4, "--threads", 2, "--out", "out", "--seed"],
@@ -217,7 +217,8 @@ class Case:
         if mode == "kill":  # who is killed removes nothing: the next run does
             found = {name: file for name, file in found.items() if not Path(name).name.startswith(OURS)}
         state = "old" if found == old else "new" if found == self.new else _difference(found, old)
-        if SAVED.search(ended.err) and found.keys() == self.new.keys() and not found.items() & self.made.items():
+        kept = found.items() & (self.made.items() - self.new.items())
+        if SAVED.search(ended.err) and found.keys() == self.new.keys() and not kept:
             state = "saved"  # what there was when the run could not go on; a third content, of all outputs
         if state not in ("old", "new", "saved"):
             yield f"files: {state}"
