@@ -63,10 +63,9 @@ def test_a_table_from_file_to_predictions(capsys, tmp_path, shop):
 
 
 def test_names_are_given_together_or_one_by_one(capsys, tmp_path, shop):
-    options = ["--categorical", "w", "--epochs", 1, "--hidden", "3,2", "--drop", "note,day"]
-    single = [part for option, value in zip(options[::2], options[1::2], strict=True)
-              for one in str(value).split(",") for part in (option, one)]  # fmt: skip
-    for name, given in (("a", options), ("b", single)):
+    """Of numbers, the last ones count."""
+    base = ("--categorical", "w", "--epochs", 1, "--hidden", "7", "--hidden", "3,2")
+    for name, given in (("a", (*base, "--drop", "note,day")), ("b", (*base, "--drop", "note", "--drop", "day"))):
         fitted(capsys, shop, tmp_path / name, *given, "--log", "csv", "--log", "tensorboard", "--json")
         assert all((tmp_path / name / made).exists() for made in ("metrics.csv", "tensorboard"))
     saved = [parse_toml(tmp_path / name / "settings.toml") for name in "ab"]

@@ -153,14 +153,20 @@ def _show(call: Any, parameters: list[inspect.Parameter]) -> None:
     call.__annotations__ = {p.name: p.annotation for p in named} | {"return": int}
 
 
+def _is_of_numbers(kind: Any) -> bool:
+    """Whether a list is one of numbers: where its flag is repeated, the last one counts."""
+    (part,) = get_args(kind)
+    return (get_args(part)[0] if get_origin(part) is Annotated else part) is int
+
+
 def _plain(setting: Setting) -> Any:
-    """The type of the flag, None where it is not given."""
+    """The type of the flag, None where it is not given. A list: one that adds up where it is repeated."""
     kind = setting.kind
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if setting.parse is not None:
-        several = get_origin(kind) in (dict, list) or kind == Names
-        return (list[str] if several else str) | None
+        adds_up = kind == Names or get_origin(kind) is dict or (get_origin(kind) is list and not _is_of_numbers(kind))
+        return (list[str] if adds_up else str) | None
     if get_origin(kind) is Literal:
         kind = type(get_args(kind)[0])
     if get_origin(kind) is list:
