@@ -54,7 +54,9 @@ COMMANDS: dict[str, list[Any]] = {  # the last two words make the old outputs an
 }
 OLD_NEW = {"merge": ("f16", "f32"), "quantize": ("f16", "q8_0")}  # else seeds, or ranks, 1 and 2
 CONVERSIONS = ("merge", "quantize")  # without a run, a program and its arena
-OF_A_RUN = re.compile(r"\.run/|run\.json|metrics\.jsonl|settings\.toml|checkpoints/|\.gradloom\.(new|clear|move)")
+OF_A_RUN = re.compile(
+    r"\.run/|run\.json|metrics\.jsonl|plans\.json|settings\.toml|checkpoints/|\.gradloom\.(new|clear|move)"
+)
 BESIDE = re.compile(
     "the training continues|the digest of .* is not recorded|was not saved|an error followed|was not: |"
     "cannot be (written|removed)"
@@ -217,8 +219,7 @@ class Case:
         if mode == "kill":  # who is killed removes nothing: the next run does
             found = {name: file for name, file in found.items() if not Path(name).name.startswith(OURS)}
         state = "old" if found == old else "new" if found == self.new else _difference(found, old)
-        kept = found.items() & (self.made.items() - self.new.items())
-        if SAVED.search(ended.err) and found.keys() == self.new.keys() and not kept:
+        if SAVED.search(ended.err) and found.keys() == self.new.keys() and not found.items() & self.made.items():
             state = "saved"  # what there was when the run could not go on; a third content, of all outputs
         if state not in ("old", "new", "saved"):
             yield f"files: {state}"
