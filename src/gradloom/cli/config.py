@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from ..base.errors import FileError, GradloomError, SettingError
-from ..base.options import Names, Place
+from ..base.options import Names, Place, whole_numbers
 from .common import OF_PYTHON, join, with_value
 from .parser import Option
 from .setting import Setting, checked, command_settings, settings_of, shown
@@ -153,19 +153,13 @@ def _show(call: Any, parameters: list[inspect.Parameter]) -> None:
     call.__annotations__ = {p.name: p.annotation for p in named} | {"return": int}
 
 
-def _is_of_numbers(kind: Any) -> bool:
-    """Whether a list is one of numbers: where its flag is repeated, the last one counts."""
-    (part,) = get_args(kind)
-    return (get_args(part)[0] if get_origin(part) is Annotated else part) is int
-
-
 def _plain(setting: Setting) -> Any:
-    """The type of the flag, None where it is not given. A list: one that adds up where it is repeated."""
+    """The type of the flag, None where it is not given. A list: it adds up where it is repeated."""
     kind = setting.kind
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if setting.parse is not None:
-        adds_up = kind == Names or get_origin(kind) is dict or (get_origin(kind) is list and not _is_of_numbers(kind))
+        adds_up = kind == Names or (get_origin(kind) in (dict, list) and setting.parse is not whole_numbers)
         return (list[str] if adds_up else str) | None
     if get_origin(kind) is Literal:
         kind = type(get_args(kind)[0])
